@@ -1,0 +1,1 @@
+"""Training and evaluation data: suites as definitions, episodes as compressed shards."""
