@@ -1,0 +1,281 @@
+"""The control-state couplet, what the cache stores, and its two encodings.
+
+"raw" keeps every array as it came: what the hot tier holds, good for exact work. "stored" is for
+disk and network: states and frames exact, the rest at reduced precision (`docs/couplet.md` says
+what that costs); a couplet read back from it is marked `lossy`, and stays so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrlcache import record
+from ctrlcache.errors import CorruptRecord, InvalidInput
+from ctrlcache.key import DIGEST_BYTES, couplet_id, is_held
+from ctrlcache.record import Section
+
+__all__ = [
+    "ALL_FIELDS",
+    "Couplet",
+    "Precision",
+    "decode",
+    "decode_array",
+    "encode",
+    "encode_array",
+]
+
+Precision = Literal["raw", "stored"]
+#: The arrays a couplet may hold besides plan and states; `decode` reads those it is asked for.
+ALL_FIELDS = frozenset({"jacobian", "tokens", "slice", "frames"})
+
+_COUPLET, _ARRAY = b"CCsc", b"CCar"
+_META = struct.Struct(f"<{DIGEST_BYTES}s6d")
+_LOSSY = 1
+# Fields of a couplet record. The numbers are on disk: never reuse one.
+_PLAN, _STATES, _JACOBIAN, _LINEAGE = 1, 2, 3, 4
+_TOKENS, _TOKENS_SCALE, _SLICE, _SLICE_SCALE = 5, 6, 7, 8
+_FRAMES, _FRAMES_BY_PREVIOUS, _FRAMES_BY_FIRST = 9, 10, 11
+_FIELDS = {
+    "jacobian": (_JACOBIAN,),
+    "tokens": (_TOKENS, _TOKENS_SCALE),
+    "slice": (_SLICE, _SLICE_SCALE),
+    "frames": (_FRAMES, _FRAMES_BY_PREVIOUS, _FRAMES_BY_FIRST),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Couplet:
+    """An exact answer of the model to one control plan in one context.
+
+    space: 16 bytes (`key.space_id`). plan (H, C), states (H, S), tokens (H, N, D): float32.
+    slice: the present frame's slice under plan[0], any shape, float32. frames (H, h, w, 3): uint8.
+    jacobian (H, S, C): d(states)/d(control), float16. stability, transferability, curvature and
+    radius come from the scoring probes; radius is the control distance up to which this may answer
+    for a neighbour (0: exact use only). cost_ms: what computing it took. created_s: Unix time.
+    lineage: how it came to be ("session", "probe", "template"), at most 255 bytes of UTF-8.
+    lossy: tokens, slice and jacobian have been through the "stored" encoding.
+    """
+
+    space: bytes
+    plan: NDArray[np.float32]
+    states: NDArray[np.float32]
+    tokens: NDArray[np.float32] | None = None
+    slice: NDArray[np.float32] | None = None
+    frames: NDArray[np.uint8] | None = None
+    jacobian: NDArray[np.float16] | None = None
+    stability: float = 0.0
+    transferability: float = 0.0
+    curvature: float = 0.0
+    radius: float = 0.0
+    cost_ms: float = 0.0
+    created_s: float = 0.0
+    lineage: str = "session"
+    lossy: bool = False
+
+    @property
+    def control(self) -> NDArray[np.float32]:
+        """(C,): the first step of the plan; the whole of it where the plan is held."""
+        control: NDArray[np.float32] = self.plan[0]
+        return control
+
+    @cached_property
+    def held(self) -> bool:
+        return is_held(self.plan)
+
+    @cached_property
+    def id(self) -> bytes:
+        return couplet_id(self.space, self.plan)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Which of ALL_FIELDS this holds."""
+        return frozenset(name for name in ALL_FIELDS if getattr(self, name) is not None)
+
+    def check(self) -> None:
+        """InvalidInput where the arrays do not fit together; names the field and both shapes."""
+        if len(self.space) != DIGEST_BYTES:
+            raise InvalidInput(f"space must be {DIGEST_BYTES} bytes, got {len(self.space)}")
+        if self.plan.ndim != 2 or 0 in self.plan.shape:
+            raise InvalidInput(f"plan must have shape (H, C), got {self.plan.shape}")
+        horizon, controls = self.plan.shape
+        if self.states.ndim != 2 or len(self.states) != horizon:
+            raise InvalidInput(f"states must have shape ({horizon}, S), got {self.states.shape}")
+        jacobian = (horizon, self.states.shape[1], controls)
+        if self.jacobian is not None and self.jacobian.shape != jacobian:
+            raise InvalidInput(f"jacobian must be {jacobian}, got {self.jacobian.shape}")
+        for name, array, ndim in (("tokens", self.tokens, 3), ("frames", self.frames, 4)):
+            if array is not None and (array.ndim != ndim or len(array) != horizon):
+                raise InvalidInput(
+                    f"{name} must have {ndim} dimensions, {horizon} of the first, got {array.shape}"
+                )
+        if self.slice is not None and self.slice.ndim > record.MAX_DIMENSIONS:
+            raise InvalidInput(f"slice may have 6 dimensions at most, got {self.slice.ndim}")
+        for name, number in (("radius", self.radius), ("cost_ms", self.cost_ms)):
+            if not number >= 0.0:
+                raise InvalidInput(f"{name} must be 0 or more, got {number}")
+        if len(self.lineage.encode()) > 255:
+            raise InvalidInput("lineage must be at most 255 bytes of UTF-8")
+
+
+def encode(couplet: Couplet, provenance: bytes, precision: Precision) -> bytes:
+    """Bytes of a couplet for its provenance digest (16 bytes); InvalidInput if malformed."""
+    couplet.check()
+    stored = precision == "stored"
+    sections = [
+        # What every look-up reads comes first.
+        Section(_PLAN, np.asarray(couplet.plan, np.float32)),
+        Section(_STATES, np.asarray(couplet.states, np.float32), stored),
+    ]
+    if couplet.jacobian is not None:
+        sections.append(Section(_JACOBIAN, np.asarray(couplet.jacobian, np.float16), stored))
+    lineage = np.frombuffer(couplet.lineage.encode(), np.uint8)
+    sections.append(Section(_LINEAGE, lineage))
+    if couplet.tokens is not None:
+        sections += _floats(couplet.tokens, _TOKENS, _TOKENS_SCALE, stored)
+    if couplet.slice is not None:
+        # The last layer alone is what a neighbour's answer could use; exact work needs all of them
+        # and does not use a stored slice.
+        kept = couplet.slice[-1:] if stored and couplet.slice.ndim >= 3 else couplet.slice
+        sections += _floats(kept, _SLICE, _SLICE_SCALE, stored)
+    if couplet.frames is not None:
+        sections.append(_frames_section(np.asarray(couplet.frames, np.uint8), stored))
+    lossy = couplet.lossy or (stored and bool(couplet.fields - {"frames", "jacobian"}))
+    meta = _META.pack(
+        couplet.space,
+        couplet.stability,
+        couplet.transferability,
+        couplet.curvature,
+        couplet.radius,
+        couplet.cost_ms,
+        couplet.created_s,
+    )
+    return record.pack(_COUPLET, provenance, _LOSSY if lossy else 0, meta, sections)
+
+
+def decode(
+    data: bytes | memoryview, provenance: bytes, fields: Collection[str] = ALL_FIELDS
+) -> Couplet:
+    """The couplet in `data`, with those of `fields` that it holds; unread fields are None.
+
+    CorruptRecord for damage of what is read, another version or another provenance. Arrays of a
+    memoryview are copies; those of bytes are read-only views where nothing had to be undone.
+    """
+    wanted = {_PLAN, _STATES, _LINEAGE}
+    for name in fields:
+        wanted.update(_FIELDS[name])
+    flags, meta, arrays, _ = record.unpack(data, _COUPLET, provenance, _META.size, wanted)
+    try:
+        space, stability, transferability, curvature, radius, cost_ms, created_s = _META.unpack(
+            meta
+        )
+        return Couplet(
+            space,
+            arrays[_PLAN],
+            arrays[_STATES],
+            _restore_floats(arrays, _TOKENS, _TOKENS_SCALE),
+            _restore_floats(arrays, _SLICE, _SLICE_SCALE),
+            _restore_frames(arrays),
+            arrays.get(_JACOBIAN),
+            stability,
+            transferability,
+            curvature,
+            radius,
+            cost_ms,
+            created_s,
+            arrays[_LINEAGE].tobytes().decode(),
+            bool(flags & _LOSSY),
+        )
+    except (KeyError, ValueError) as error:
+        raise CorruptRecord(f"record does not hold a couplet: {error}") from error
+
+
+def encode_array(array: NDArray[Any], provenance: bytes, compress: bool = False) -> bytes:
+    """Bytes of one array (a slice, a frame), lossless: what the cache stores beside couplets."""
+    return record.pack(_ARRAY, provenance, 0, b"", [Section(0, array, compress)])
+
+
+def decode_array(data: bytes | memoryview, provenance: bytes) -> NDArray[Any]:
+    """The array in `data`; CorruptRecord as for `decode`. Read-only where `data` is bytes."""
+    _, _, arrays, _ = record.unpack(data, _ARRAY, provenance, 0)
+    if 0 not in arrays:
+        raise CorruptRecord("record does not hold an array")
+    return arrays[0]
+
+
+def without(couplet: Couplet, *names: str) -> Couplet:
+    """A copy that lacks some of ALL_FIELDS."""
+    return replace(couplet, **dict.fromkeys(names))  # type: ignore[arg-type]
+
+
+def _floats(array: NDArray[np.float32], code: int, scale_code: int, stored: bool) -> list[Section]:
+    array = np.asarray(array, np.float32)
+    if not stored or array.ndim == 0 or not np.isfinite(array).all():
+        return [Section(code, array)]
+    # One scale per vector along the last axis: int8 keeps each within 0.4 % of its largest value.
+    scale = np.abs(array).max(axis=-1, keepdims=True, initial=0.0) / np.float32(127)
+    steps = np.divide(array, scale, out=np.zeros_like(array), where=scale > 0)
+    return [
+        Section(code, np.clip(np.rint(steps), -127, 127).astype(np.int8), True),
+        Section(scale_code, scale.astype(np.float32), True),
+    ]
+
+
+def _restore_floats(
+    arrays: dict[int, NDArray[Any]], code: int, scale_code: int
+) -> NDArray[np.float32] | None:
+    values = arrays.get(code)
+    if values is None:
+        return None
+    if values.dtype == np.int8:
+        return np.multiply(values, arrays[scale_code], dtype=np.float32)
+    if values.dtype != np.float32:
+        raise CorruptRecord(f"field {code} holds {values.dtype}")
+    return values
+
+
+def _frames_section(frames: NDArray[np.uint8], stored: bool) -> Section:
+    """Frames as they are, or as differences: to the frame before, or to the first, whichever
+    compresses better on this clip (a generator that redraws from one base frame favours the
+    latter)."""
+    if not stored or frames.size == 0 or frames.shape[-1] != 3:
+        return Section(_FRAMES, frames, stored)
+    options = []
+    for code in (_FRAMES_BY_PREVIOUS, _FRAMES_BY_FIRST):
+        residual = frames.copy()
+        reference = frames[:-1] if code == _FRAMES_BY_PREVIOUS else frames[:1]
+        residual[1:] -= reference  # modulo 256, undone the same way
+        residual[0, :, 1:] -= frames[0, :, :-1]
+        residual[..., 0] -= residual[..., 1]
+        residual[..., 2] -= residual[..., 1]
+        planes = np.ascontiguousarray(np.moveaxis(residual, -1, 1))  # (H, 3, h, w)
+        packed = len(record.compress(planes))
+        options.append((packed, code, planes))
+    _, code, planes = min(options, key=lambda option: option[:2])
+    return Section(code, planes, True)
+
+
+def _restore_frames(arrays: dict[int, NDArray[Any]]) -> NDArray[np.uint8] | None:
+    if _FRAMES in arrays:
+        return arrays[_FRAMES]
+    code = _FRAMES_BY_PREVIOUS if _FRAMES_BY_PREVIOUS in arrays else _FRAMES_BY_FIRST
+    planes = arrays.get(code)
+    if planes is None:
+        return None
+    horizon, _, height, width = planes.shape
+    frames = np.empty((horizon, height, width, 3), np.uint8)
+    frames[..., 1] = planes[:, 1]
+    frames[..., 0] = planes[:, 0] + planes[:, 1]
+    frames[..., 2] = planes[:, 2] + planes[:, 1]
+    np.add.accumulate(frames[0], axis=1, out=frames[0], dtype=np.uint8)
+    if code == _FRAMES_BY_PREVIOUS:
+        np.add.accumulate(frames, axis=0, out=frames, dtype=np.uint8)
+    else:
+        frames[1:] += frames[:1]
+    return frames

@@ -1,0 +1,130 @@
+"""Names of everything the cache holds: digests that no two different things share.
+
+Whatever could make an answer differ (model, weights, context, horizon, seed, control, tenant) is
+hashed into the name, so that a look-up can only ever find what was computed from the same input.
+A context is a chain: each digest covers the one before it, the control committed at that frame and
+the frame that followed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ctrlcache.errors import InvalidInput
+
+__all__ = [
+    "DIGEST_BYTES",
+    "Provenance",
+    "canonical_control",
+    "context_next",
+    "context_root",
+    "couplet_id",
+    "digest",
+    "frame_id",
+    "is_held",
+    "slice_id",
+    "space_id",
+]
+
+DIGEST_BYTES = 16
+
+
+def digest(*parts: bytes) -> bytes:
+    """BLAKE2b of the parts, 16 bytes. Each part is preceded by its length, so that no two
+    sequences of parts run together into the same input."""
+    state = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an answer comes from; two answers of different provenance never meet.
+
+    frame_px is (height, width). calibration_epoch names the control units in force.
+    """
+
+    model: str
+    version: str
+    weights_digest: str
+    dtype: str
+    frame_px: tuple[int, int]
+    calibration_epoch: str
+    tenant: str
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes."""
+        height, width = self.frame_px
+        return digest(
+            b"provenance",
+            *(
+                text.encode()
+                for text in (
+                    self.model,
+                    self.version,
+                    self.weights_digest,
+                    self.dtype,
+                    f"{height}x{width}",
+                    self.calibration_epoch,
+                    self.tenant,
+                )
+            ),
+        )
+
+
+def canonical_control(control: ArrayLike) -> NDArray[np.float32]:
+    """Contiguous little-endian float32, without negative zeros: equal controls give equal bytes.
+
+    InvalidInput for NaN and infinity.
+    """
+    array = np.ascontiguousarray(control, dtype="<f4") + np.float32(0.0)
+    if not np.isfinite(array).all():
+        raise InvalidInput(f"control must be finite, got {array.tolist()}")
+    return array
+
+
+def context_root(provenance: Provenance, conditioning: bytes, frame: bytes) -> bytes:
+    """The context of a session that has seen one frame, given by its pixels or their digest."""
+    return digest(b"context", provenance.digest, conditioning, frame)
+
+
+def context_next(context: bytes, control: ArrayLike, frame: bytes | None) -> bytes:
+    """The context after `control` (C,) was committed and `frame` followed; None: as predicted."""
+    applied = canonical_control(control).tobytes()
+    if frame is None:
+        return digest(b"predicted", context, applied)
+    return digest(b"observed", context, applied, frame)
+
+
+def slice_id(context: bytes, control: ArrayLike) -> bytes:
+    """The slice of the present frame of `context` under `control` (C,)."""
+    return digest(b"slice", context, canonical_control(control).tobytes())
+
+
+def frame_id(context: bytes) -> bytes:
+    """The present frame of `context`."""
+    return digest(b"frame", context)
+
+
+def space_id(context: bytes, horizon: int, seed: int) -> bytes:
+    """The space of answers to "what if" in one context; only within it are couplets neighbours."""
+    return digest(b"space", context, b"%d" % horizon, b"%d" % seed)
+
+
+def couplet_id(space: bytes, plan: ArrayLike) -> bytes:
+    """The couplet for `plan` (H, C) in `space`."""
+    canonical = canonical_control(plan)
+    return digest(b"couplet", space, b"%d" % canonical.ndim, canonical.tobytes())
+
+
+def is_held(plan: NDArray[np.float32]) -> bool:
+    """Whether `plan` (H, C) is one control held for all H steps."""
+    return bool((plan == plan[0]).all())
