@@ -1,0 +1,453 @@
+"""Start a real tritonserver with everything it needs, and leave nothing behind when it stops.
+
+    with Runtime(RuntimeConfig(model_repository=Path("model_repository"))) as runtime:
+        client = tritonclient.grpc.InferenceServerClient(runtime.endpoints.grpc)
+
+A run has an id, a run directory (laid-out repository, backends, logs, credentials) and a directory
+in shared memory (sessions, hot tier). `docs/runtime.md` lists both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from ctrlcache.errors import ConfigError, CtrlCacheError
+from worldserve import processes
+from worldserve.canary import Canary, NoAnswer
+from worldserve.gateway import Credentials, ObjectStore, ObjectStoreConfig
+from worldserve.layout import find_server, lay_out_backends, lay_out_models, server_environment
+from worldserve.shutdown import RUN_DIR_VARIABLE, clear_stop, request_stop
+
+__all__ = ["ColdStore", "Endpoints", "Runtime", "RuntimeConfig", "StartFailed", "usable_cores"]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class StartFailed(CtrlCacheError):
+    """The server or a model did not come up; the text holds the end of the log."""
+
+
+@dataclass(frozen=True)
+class ColdStore:
+    """An external MinIO/S3: `endpoint` as host:port, `tls`, credentials in a file of mode 0600.
+
+    Without a file they come from CTRLCACHE_S3_ACCESS_KEY and CTRLCACHE_S3_SECRET_KEY.
+    """
+
+    endpoint: str
+    tls: bool = True
+    credentials_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Port 0: any free one. warm_dir and objects_dir None: inside the run directory, gone with it.
+
+    cold: "embedded" starts an S3 gateway of this run, "none" goes without, or an external store.
+    parameters: settings of the models, `key` for all or `model.key` for one.
+    models: those to load, all of the repository by default. canary: the model that must answer.
+    """
+
+    model_repository: Path
+    models: tuple[str, ...] = ()
+    canary: str = "world_model"
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    gateway_port: int = 0
+    instances: int | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    cold: ColdStore | str = "embedded"
+    warm_dir: Path | None = None
+    objects_dir: Path | None = None
+    run_dir: Path | None = None
+    shm: Path = processes.SHM
+    ready_timeout_s: float = 180.0
+    flush_timeout_s: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not self.model_repository.is_dir():
+            raise ConfigError(
+                f"model_repository {str(self.model_repository)!r} is not a directory; "
+                "expected one that holds <model>/config.pbtxt"
+            )
+        for name in ("http_port", "grpc_port", "metrics_port", "gateway_port"):
+            port = getattr(self, name)
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"{name} is {port}; expected 0 (any free port) to 65535")
+        if self.instances is not None and self.instances < 1:
+            raise ConfigError(f"instances is {self.instances}; expected at least 1")
+        if isinstance(self.cold, str) and self.cold not in ("embedded", "none"):
+            raise ConfigError(
+                f"cold is {self.cold!r}; expected 'embedded', 'none' or an external store"
+            )
+        if self.host not in LOOPBACK:
+            warnings.warn(
+                f"the server listens on {self.host}: whoever reaches this address can use every "
+                "model and load or unload it; Triton has no access control of its own",
+                stacklevel=3,
+            )
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Each as host:port; gateway None where no gateway of this run was started."""
+
+    http: str
+    grpc: str
+    metrics: str
+    gateway: str | None = None
+
+
+class Runtime:
+    """One run: `start` and `stop` may be called from any thread, one at a time."""
+
+    def __init__(self, config: RuntimeConfig, log: Callable[[str], None] | None = None) -> None:
+        self.config = config
+        self.run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.run_dir = config.run_dir or Path(tempfile.gettempdir()) / f"ctrlcache-{self.run_id}"
+        self.shm_dir = config.shm / f"ctrlcache-{self.run_id}"
+        self.log_file = self.run_dir / "logs" / "tritonserver.log"
+        self.models: tuple[str, ...] = ()
+        self.store: ObjectStore | None = None
+        self._log = log or (lambda _: None)
+        self._server: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._ports: tuple[int, int, int] | None = None
+        self._lock = threading.RLock()
+        self._failed = False
+
+    # -- the life of a run ---------------------------------------------------------------------
+
+    def start(self) -> Endpoints:
+        """Lay out, start, and return when the canary model has answered; StartFailed otherwise."""
+        with self._lock:
+            try:
+                self._prepare()
+                self._start_server()
+                self.wait_ready()
+            except BaseException:
+                self._failed = True
+                self.stop()
+                raise
+            self._write_description()
+            return self.endpoints
+
+    def stop(self) -> None:
+        """End every process of the run and remove its files in shared memory; within 10 seconds."""
+        with self._lock:
+            self._stop_server()
+            if self.store is not None:
+                self.store.stop()
+            left = processes.sweep(self.run_id, self.config.shm)
+            if self._guard is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._guard.communicate(b"done\n", timeout=2)
+                self._guard = None
+            if self.config.run_dir is None and not self._failed:
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+            if left:
+                self._log(f"could not end {left}")
+
+    def restart_server(self) -> None:
+        """Stop and start tritonserver alone, on the same ports; sessions and tiers stay."""
+        with self._lock:
+            self._stop_server()
+            processes.end_processes(self._server_processes)
+            self._remove_regions()
+            self._start_server()
+            self.wait_ready()
+            self._write_description()
+
+    def wait_ready(self) -> None:
+        """Return when the canary model has answered; StartFailed otherwise."""
+        deadline = time.monotonic() + self.config.ready_timeout_s
+        while not self._http_ready():
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise self._failure("the server was not ready in time")
+            time.sleep(0.05)
+        model = self.canary_model
+        canary = Canary(self.endpoints.grpc, model)
+        try:
+            canary.ask_for_work(max(1.0, deadline - time.monotonic()))
+        except NoAnswer as error:
+            raise self._failure(f"the server is ready, but no model answers: {error}") from None
+        finally:
+            canary.close()
+
+    def __enter__(self) -> Runtime:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- what others ask ---------------------------------------------------------------------
+
+    @property
+    def endpoints(self) -> Endpoints:
+        if self._ports is None:
+            raise ConfigError("the run has no endpoints before start()")
+        host = "127.0.0.1" if self.config.host in ("0.0.0.0", "::") else self.config.host
+        http_port, grpc_port, metrics_port = self._ports
+        return Endpoints(
+            http=f"{host}:{http_port}",
+            grpc=f"{host}:{grpc_port}",
+            metrics=f"{host}:{metrics_port}",
+            gateway=self.store.endpoint if self.store is not None else None,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server process is; says nothing of the models."""
+        return self._server is not None and self._server.poll() is None
+
+    @property
+    def server_pid(self) -> int | None:
+        return self._server.pid if self._server is not None else None
+
+    @property
+    def canary_model(self) -> str:
+        return self.config.canary if self.config.canary in self.models else self.models[0]
+
+    def stubs(self, model: str) -> list[processes.Process]:
+        """The live stub processes of a model, stopped ones included."""
+        path = f"{self.run_dir / 'repository' / model}{os.sep}"
+        return [
+            process
+            for process in processes.run_processes(self.run_id)
+            if any(argument.startswith(path) for argument in process.command[1:2])
+        ]
+
+    def log_tail(self, lines: int = 20) -> str:
+        try:
+            text = self.log_file.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        # Triton's option tables hide what matters.
+        return "\n".join([line for line in text if not re.match(r"^[+|]", line)][-lines:])
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        config = self.config
+        for name in ("repository", "backends", "instances"):
+            if (self.run_dir / name).exists():
+                shutil.rmtree(self.run_dir / name)
+        (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        self.shm_dir.mkdir(mode=0o700)
+        self._start_guard()
+        self._files = find_server()
+        lay_out_backends(self._files, self.run_dir / "backends")
+        if config.cold == "embedded":
+            self.store = ObjectStore(
+                ObjectStoreConfig(
+                    directory=config.objects_dir or self.run_dir / "objects",
+                    port=config.gateway_port,
+                    credentials_file=self.run_dir / "s3-credentials.json",
+                    log_file=self.run_dir / "logs" / "gateway.log",
+                ),
+                environment={processes.RUN_ID_VARIABLE: self.run_id},
+            )
+            self.store.start()
+        kinds = lay_out_models(
+            config.model_repository.resolve(),
+            self.run_dir / "repository",
+            {**self._own_parameters(), **config.parameters},
+            config.instances,
+        )
+        unknown = set(config.models) - set(kinds)
+        if unknown:
+            raise ConfigError(f"no such model: {sorted(unknown)}; there are {sorted(kinds)}")
+        # Members of an ensemble are loaded with it; naming them as well does no harm.
+        self.models = config.models or tuple(sorted(kinds, key=lambda name: (kinds[name], name)))
+
+    def _own_parameters(self) -> dict[str, str]:
+        """What the models must know of the run; a setting given by the user outranks it."""
+        own = {
+            "run_dir": str(self.run_dir),
+            "shm_dir": str(self.shm_dir),
+            "warm_dir": str(self.config.warm_dir or self.run_dir / "warm"),
+        }
+        if self.store is not None:
+            own |= {
+                "cold_endpoint": self.store.endpoint,
+                "cold_tls": "false",
+                "cold_credentials_file": str(self.store.config.credentials_file),
+            }
+        elif isinstance(self.config.cold, ColdStore):
+            own |= {
+                "cold_endpoint": self.config.cold.endpoint,
+                "cold_tls": str(self.config.cold.tls).lower(),
+            }
+            if self.config.cold.credentials_file is not None:
+                Credentials.load(self.config.cold.credentials_file)  # refuse a bad file early
+                own["cold_credentials_file"] = str(self.config.cold.credentials_file)
+        return own
+
+    def _start_server(self) -> None:
+        config = self.config
+        wanted = self._ports or (config.http_port, config.grpc_port, config.metrics_port)
+        self._ports = free_ports(config.host, wanted)
+        clear_stop(self.run_dir)
+        threads = max(1, usable_cores() // (config.instances or 1))
+        environment = server_environment(self._files, threads)
+        environment[processes.RUN_ID_VARIABLE] = self.run_id
+        environment[RUN_DIR_VARIABLE] = str(self.run_dir)
+        with open(self.log_file, "ab") as log:
+            self._server = subprocess.Popen(
+                self._command(),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A process group of its own: Ctrl-C in the terminal reaches only the launcher.
+                start_new_session=True,
+            )
+
+    def _command(self) -> list[str]:
+        assert self._ports is not None
+        host = self.config.host
+        http_port, grpc_port, metrics_port = self._ports
+        backends = self.run_dir / "backends" if self._files.stub else self._files.backends
+        return [
+            str(self._files.binary),
+            f"--model-repository={self.run_dir / 'repository'}",
+            f"--backend-directory={backends}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in self.models),
+            f"--http-address={host}",
+            f"--http-port={http_port}",
+            f"--grpc-address={host}",
+            f"--grpc-port={grpc_port}",
+            f"--metrics-address={host}",
+            f"--metrics-port={metrics_port}",
+            "--allow-gpu-metrics=" + str(os.path.exists("/dev/nvidiactl")).lower(),
+            # Regions of killed stubs are never unlinked by Triton; by this name we know them.
+            f"--backend-config=python,shm-region-prefix-name={self._region_prefix}",
+            # An interactive server always has live sequences, for which Triton would wait.
+            "--exit-timeout-secs=1",
+        ]
+
+    @property
+    def _region_prefix(self) -> str:
+        return f"ctrlcache-{self.run_id}-region-"
+
+    def _stop_server(self) -> None:
+        server = self._server
+        if server is None:
+            return
+        if server.poll() is None:
+            if not request_stop(self.run_dir, self.config.flush_timeout_s):
+                self._log("an instance did not finish its writing in time")
+            server.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout=2.5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        self._server = None
+
+    def _server_processes(self) -> list[processes.Process]:
+        """All of the run but the gateway: after the server's end, what it left."""
+        gateway = self.store.pid if self.store is not None else None
+        return [p for p in processes.run_processes(self.run_id) if p.pid != gateway]
+
+    def _remove_regions(self) -> None:
+        for path in self.config.shm.glob(f"{self._region_prefix}*"):
+            path.unlink(missing_ok=True)
+
+    def _start_guard(self) -> None:
+        guard = Path(__file__).with_name("guard.py")
+        removable = str(self.run_dir) if self.config.run_dir is None else ""
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(guard), self.run_id, removable],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _http_ready(self) -> bool:
+        host, port = self.endpoints.http.rsplit(":", 1)
+        connection = http.client.HTTPConnection(host, int(port), timeout=2)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise self._failure("the server ended while starting")
+
+    def _failure(self, what: str) -> StartFailed:
+        return StartFailed(f"{what}; the end of {self.log_file}:\n{self.log_tail()}")
+
+    def _write_description(self) -> None:
+        """For tools of other processes: where this run is."""
+        description = {
+            "run_id": self.run_id,
+            "launcher_pid": os.getpid(),
+            "server_pid": self.server_pid,
+            "models": self.models,
+            "shm_dir": str(self.shm_dir),
+            "warm_dir": str(self.config.warm_dir or self.run_dir / "warm"),
+            **{key: value for key, value in vars(self.endpoints).items() if value},
+        }
+        (self.run_dir / "run.json").write_text(json.dumps(description, indent=1) + "\n")
+
+
+def usable_cores() -> int:
+    """Cores this process may use: affinity, and the container's quota where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def free_ports(host: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The wanted ports with each 0 replaced by a free one; ConfigError names one that is taken."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        # All held at once, so that no port is handed out twice.
+        for port in wanted:
+            held = stack.enter_context(
+                socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            )
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                held.bind((host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"port {port} on {host} cannot be used ({error.strerror}); "
+                    "choose another one (--http-port, --grpc-port, --metrics-port)"
+                ) from None
+            ports.append(held.getsockname()[1])
+    return ports[0], ports[1], ports[2]
