@@ -1,0 +1,425 @@
+"""Segment files: append-only, self-describing, checksummed twice.
+
+    segment  = file header (64 bytes) · record · record ... [· footer · trailer (64 bytes)]
+    record   = header (fixed fields · control (C,) f32 · padding · checksum) · payload
+    footer   = the headers of all records again, so that a start reads one block per segment
+
+A header has a checksum of its own, apart from the payload's, and says where it stands (segment and
+offset), so a scan can trust a header without reading the payload, find the next record after a
+damaged one, and never takes bytes inside a payload for a record. A segment with a valid trailer is
+*sealed* and never changes again. Everything is little-endian; checksums are XXH3-128: they detect
+damage, not malice, and whoever may write to the directory is trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_128_digest as checksum
+
+from ctrlcache.errors import CorruptRecord, InvalidInput
+from ctrlcache.tiers.base import Entry
+
+__all__ = [
+    "MAX_PAYLOAD_BYTES",
+    "Damage",
+    "Footer",
+    "Header",
+    "fsync_directory",
+    "list_segments",
+    "pack_header",
+    "pack_trailer",
+    "parse_header",
+    "read_footer",
+    "read_record",
+    "record_bytes",
+    "scan",
+    "segment_header",
+    "segment_path",
+]
+
+VERSION = 1
+RECORD = 0
+TOMBSTONE = 1
+MAX_PAYLOAD_BYTES = 256 << 20
+MAX_CONTROL_DIM = 4096
+
+_SEGMENT_MAGIC = b"CTRLSEG\x01"
+_TRAILER_MAGIC = b"CTRLEND\x01"
+_RECORD_MAGIC = b"cSc\xa7"
+#: magic, version, kind, control width (0xFFFF: no control), header bytes, payload bytes, segment,
+#: offset, sequence, id, space, radius, curvature, cost_ms, reserved, created_s, payload checksum
+_FIXED = struct.Struct("<4sBBHIIQQQ16s16sffffd16s")
+_SEGMENT = struct.Struct("<8sQd24x16s")
+#: magic, segment, end of the records, footer bytes, header count, footer checksum, own checksum
+_TRAILER = struct.Struct("<8sIIII8x16s16s")
+SEGMENT_HEADER_BYTES = _SEGMENT.size
+TRAILER_BYTES = _TRAILER.size
+_NO_CONTROL = 0xFFFF
+_CHECKSUM_BYTES = 16
+_NAME = re.compile(r"seg-(\d{10})\.ccs")
+_SMALL_WINDOW = 4 << 10
+_LARGE_WINDOW = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One record's header as found in a segment; `raw` are its bytes."""
+
+    kind: int
+    segment: int
+    offset: int
+    sequence: int
+    header_bytes: int
+    payload_bytes: int
+    payload_checksum: bytes
+    entry: Entry
+    raw: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.header_bytes + self.payload_bytes
+
+    @property
+    def tombstone(self) -> bool:
+        return self.kind == TOMBSTONE
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes [offset, end) of a segment hold no valid record; `torn`: nothing valid follows."""
+
+    segment: int
+    offset: int
+    end: int
+    reason: str
+    torn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a sealed segment says of itself; `headers` is None where they were not repeated."""
+
+    end: int
+    count: int
+    headers: tuple[Header, ...] | None
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / f"seg-{number:010d}.ccs"
+
+
+def list_segments(directory: Path) -> dict[int, int]:
+    """Number -> size in bytes of every segment in `directory`; OSError where it cannot be read."""
+    found: dict[int, int] = {}
+    with os.scandir(directory) as entries:
+        for item in entries:
+            match = _NAME.fullmatch(item.name)
+            if match is None:
+                continue
+            try:
+                found[int(match[1])] = item.stat(follow_symlinks=False).st_size
+            except FileNotFoundError:
+                continue  # compacted away between listing and stat
+    return dict(sorted(found.items()))
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make creations, renames and removals in `directory` survive a power loss."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# --- encoding ---------------------------------------------------------------------------------
+
+
+def segment_header(number: int) -> bytes:
+    head = _SEGMENT.pack(_SEGMENT_MAGIC, number, time.time(), b"")[:-_CHECKSUM_BYTES]
+    return head + checksum(head)
+
+
+def header_bytes(control_dim: int | None) -> int:
+    """A multiple of 16, so that payloads lie as aligned as the buffer they are read into."""
+    size = _FIXED.size + 4 * (control_dim or 0) + _CHECKSUM_BYTES
+    return (size + 15) & ~15
+
+
+def record_bytes(entry: Entry, payload_bytes: int) -> int:
+    return header_bytes(None if entry.control is None else len(entry.control)) + payload_bytes
+
+
+def pack_header(
+    entry: Entry,
+    payload_bytes: int,
+    payload_checksum: bytes,
+    *,
+    segment: int,
+    offset: int,
+    sequence: int,
+    kind: int = RECORD,
+) -> bytes:
+    """The header of one record; InvalidInput where the entry cannot be stored as it is."""
+    if len(entry.id) != 16 or len(entry.space) != 16:
+        raise InvalidInput(
+            f"id and space must be 16 bytes each, got {len(entry.id)} and {len(entry.space)}"
+        )
+    if payload_bytes > MAX_PAYLOAD_BYTES:
+        raise InvalidInput(f"payload of {payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES} fit")
+    if entry.control is None:
+        dim, control = _NO_CONTROL, b""
+    else:
+        values = np.ascontiguousarray(entry.control, dtype="<f4")
+        if values.ndim != 1 or values.size > MAX_CONTROL_DIM:
+            raise InvalidInput(
+                f"control must be (C,) with C at most {MAX_CONTROL_DIM}, got {values.shape}"
+            )
+        dim, control = values.size, values.tobytes()
+    size = header_bytes(None if dim == _NO_CONTROL else dim)
+    head = _FIXED.pack(
+        _RECORD_MAGIC,
+        VERSION,
+        kind,
+        dim,
+        size,
+        payload_bytes,
+        segment,
+        offset,
+        sequence,
+        entry.id,
+        entry.space,
+        entry.radius,
+        entry.curvature,
+        entry.cost_ms,
+        0.0,
+        entry.created_s,
+        payload_checksum,
+    )
+    head = (head + control).ljust(size - _CHECKSUM_BYTES, b"\0")
+    return head + checksum(head)
+
+
+def pack_trailer(number: int, end: int, headers: bytes, count: int) -> bytes:
+    """Footer and trailer that seal a segment whose records end at `end`."""
+    head = _TRAILER.pack(
+        _TRAILER_MAGIC, number & 0xFFFFFFFF, end, len(headers), count, checksum(headers), b""
+    )[:-_CHECKSUM_BYTES]
+    return headers + head + checksum(head)
+
+
+# --- decoding ---------------------------------------------------------------------------------
+
+
+def parse_header(
+    data: bytes | memoryview, at: int, segment: int, offset: int, *, verify: bool = True
+) -> Header:
+    """The header at data[at:], which must stand at `offset` of `segment`; CorruptRecord if not."""
+    if len(data) - at < _FIXED.size:
+        raise CorruptRecord("header is cut off")
+    fields = _FIXED.unpack_from(data, at)
+    magic, version, kind, dim, size, payload = fields[:6]
+    if magic != _RECORD_MAGIC:
+        raise CorruptRecord("no record magic")
+    expected = header_bytes(None if dim == _NO_CONTROL else dim)
+    if size != expected or len(data) - at < size:
+        raise CorruptRecord("header length is wrong")
+    raw = bytes(data[at : at + size])
+    if verify and checksum(raw[:-_CHECKSUM_BYTES]) != raw[-_CHECKSUM_BYTES:]:
+        raise CorruptRecord("header checksum is wrong")
+    if version != VERSION:
+        raise CorruptRecord(f"record version {version}, this program reads {VERSION}")
+    if (fields[6], fields[7]) != (segment, offset):
+        raise CorruptRecord(f"record of segment {fields[6]} offset {fields[7]} in another place")
+    if kind not in (RECORD, TOMBSTONE) or payload > MAX_PAYLOAD_BYTES:
+        raise CorruptRecord("impossible kind or length")
+    control = None
+    if dim != _NO_CONTROL:
+        control = np.frombuffer(raw, dtype="<f4", count=dim, offset=_FIXED.size)
+    entry = Entry(
+        id=fields[9],
+        space=fields[10],
+        control=control,
+        radius=fields[11],
+        curvature=fields[12],
+        cost_ms=fields[13],
+        created_s=fields[15],
+    )
+    return Header(kind, segment, offset, fields[8], size, payload, fields[16], entry, raw)
+
+
+def read_record(
+    fd: int, segment: int, offset: int, size: int, id: bytes
+) -> tuple[Header, memoryview]:
+    """The record `id` of `size` bytes at `offset`, both checksums verified.
+
+    CorruptRecord for anything else than exactly that record; OSError as the device reports it.
+    Plain reads rather than a memory map: a bad sector is then an error here, not a SIGBUS in the
+    server.
+    """
+    data = os.pread(fd, size, offset)
+    if len(data) != size:
+        raise CorruptRecord(f"record is cut off: {len(data)} of {size} bytes")
+    header = parse_header(data, 0, segment, offset)
+    if header.entry.id != id or header.end - offset != size or header.tombstone:
+        raise CorruptRecord("another record stands here")
+    payload = memoryview(data)[header.header_bytes :]
+    if checksum(payload) != header.payload_checksum:
+        raise CorruptRecord("payload checksum is wrong")
+    return header, payload
+
+
+def read_footer(fd: int, segment: int, size: int) -> Footer | None:
+    """What the trailer of a sealed segment says, or None where there is no valid one."""
+    if size < SEGMENT_HEADER_BYTES + TRAILER_BYTES:
+        return None
+    raw = os.pread(fd, TRAILER_BYTES, size - TRAILER_BYTES)
+    if len(raw) != TRAILER_BYTES or checksum(raw[:-_CHECKSUM_BYTES]) != raw[-_CHECKSUM_BYTES:]:
+        return None
+    magic, number, end, footer_bytes, count, digest, _ = _TRAILER.unpack(raw)
+    if magic != _TRAILER_MAGIC or number != segment & 0xFFFFFFFF:
+        return None
+    if end + footer_bytes + TRAILER_BYTES != size:
+        return None
+    if not footer_bytes and count:
+        return Footer(end, count, None)
+    data = os.pread(fd, footer_bytes, end)
+    if len(data) != footer_bytes or checksum(data) != digest:
+        return Footer(end, count, None)
+    headers: list[Header] = []
+    at = 0
+    try:
+        for _ in range(count):
+            offset = _offset_of(data, at)
+            # The checksum over the whole footer stands for each header's own.
+            header = parse_header(data, at, segment, offset, verify=False)
+            headers.append(header)
+            at += header.header_bytes
+    except CorruptRecord:
+        return Footer(end, count, None)
+    return Footer(end, count, tuple(headers))
+
+
+def _offset_of(data: bytes, at: int) -> int:
+    if len(data) - at < _FIXED.size:
+        raise CorruptRecord("footer is cut off")
+    return int(_FIXED.unpack_from(data, at)[7])
+
+
+class _Window:
+    """Bytes of a file by offset; reads ahead little over large records and much over small ones."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._start = 0
+        self._data = b""
+        self.ahead = _LARGE_WINDOW
+
+    def at(self, offset: int, size: int) -> memoryview:
+        """Up to `size` bytes at `offset` (fewer at the end of the file)."""
+        if not self._start <= offset <= offset + size <= self._start + len(self._data):
+            self._start = offset
+            self._data = os.pread(self._fd, max(size, self.ahead), offset)
+        begin = offset - self._start
+        return memoryview(self._data)[begin : begin + size]
+
+
+def scan(
+    fd: int, segment: int, start: int, end: int, *, verify_payload: bool
+) -> Iterator[Header | Damage]:
+    """Records in bytes [start, end) of a segment, in order, and the damage between them.
+
+    After damage the scan goes on at the next valid header. The last piece of damage is marked
+    `torn` when no valid record follows: the tail of an interrupted write.
+    """
+    window = _Window(fd)
+    at = max(start, SEGMENT_HEADER_BYTES)
+    while at < end:
+        try:
+            header = _header_at(window, segment, at, end)
+            if verify_payload and not header.tombstone:
+                read_record(fd, segment, at, header.end - at, header.entry.id)
+        except CorruptRecord as error:
+            # A payload that fails under a valid header ends where the header says.
+            known = _valid_header(window, segment, at, end)
+            resume = known.end if known else _resync(fd, segment, at + 1, end)
+            torn = resume is None or resume >= end
+            yield Damage(segment, at, end if resume is None else resume, str(error), torn)
+            if resume is None:
+                return
+            at = resume
+            continue
+        window.ahead = _LARGE_WINDOW if header.end - at < _LARGE_WINDOW // 64 else _SMALL_WINDOW
+        yield header
+        at = header.end
+
+
+def _header_at(window: _Window, segment: int, at: int, end: int) -> Header:
+    fixed = window.at(at, _FIXED.size)
+    if len(fixed) < _FIXED.size:
+        raise CorruptRecord("header is cut off")
+    size = int(_FIXED.unpack_from(fixed, 0)[4])
+    if not _FIXED.size < size <= header_bytes(MAX_CONTROL_DIM):
+        raise CorruptRecord("header length is wrong")
+    header = parse_header(window.at(at, size), 0, segment, at)
+    if header.end > end:
+        raise CorruptRecord("payload is cut off")
+    return header
+
+
+def _valid_header(window: _Window, segment: int, at: int, end: int) -> Header | None:
+    try:
+        return _header_at(window, segment, at, end)
+    except CorruptRecord:
+        return None
+
+
+def _resync(fd: int, segment: int, start: int, end: int) -> int | None:
+    """Offset of the first valid header at or after `start`."""
+    window = _Window(fd)
+    at = start
+    while at < end:
+        data = bytes(window.at(at, _LARGE_WINDOW))
+        found = data.find(_RECORD_MAGIC)
+        if found < 0:
+            if len(data) < _LARGE_WINDOW:
+                return None
+            at += len(data) - len(_RECORD_MAGIC) + 1
+            continue
+        if _valid_header(window, segment, at + found, end) is not None:
+            return at + found
+        at += found + 1
+    return None
+
+
+def tombstones(
+    ids: Sequence[bytes], space: bytes, *, segment: int, offset: int, sequence: int
+) -> list[bytes]:
+    """Headers that declare every copy of each id with a lower sequence dead."""
+    out: list[bytes] = []
+    for n, id in enumerate(ids):
+        entry = Entry(id, space, None, 0.0, 0.0, 0.0, time.time())
+        out.append(
+            pack_header(
+                entry,
+                0,
+                checksum(b""),
+                segment=segment,
+                offset=offset,
+                sequence=sequence + n,
+                kind=TOMBSTONE,
+            )
+        )
+        offset += len(out[-1])
+    return out
