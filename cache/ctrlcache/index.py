@@ -1,0 +1,256 @@
+"""The control hash index: every couplet whose own radius reaches a control, and no others.
+
+Controls are quantised per dimension, and a couplet is filed under the cell its control falls in. It
+is filed at the level whose cells are at least twice as wide as its radius, so a ball of that radius
+around a query touches at most two cells per dimension: looking into those, at each level the space
+uses, finds every neighbour, also across the edges of cells. A plain bucket look-up would not.
+
+It lives in two databases of an LMDB environment that its owner opens, and works inside the owner's
+transactions, so that index and records never disagree. Safe in as many processes as LMDB is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrlcache.errors import InvalidInput
+from ctrlcache.key import DIGEST_BYTES
+from ctrlcache.tiers.base import Candidate, Entry
+
+__all__ = ["LEVEL_WIDTHS", "Cell", "ControlHashIndex", "cell_of", "shard_prefix"]
+
+#: Width of the cells of each level. Radii above half of the last share one cell at level 5.
+LEVEL_WIDTHS = (0.05, 0.1, 0.2, 0.4, 0.8)
+WIDE = len(LEVEL_WIDTHS)
+#: A cell covers this many dimensions, the first ones; with wider controls the distance check does
+#: the rest. More would multiply the cells to look into faster than it empties them.
+CELL_DIMENSIONS = 6
+DATABASES = 2
+
+_ROW = struct.Struct(f"<H{WIDE + 1}I")  # of a space: control dimensions, couplets per level
+_CELL_LIMIT = 32767  # cells beyond are clamped, on filing and on looking alike: nothing is lost
+_SLACK = 1.0 + 1e-9  # of floating-point rounding at the edge of a cell
+
+
+class Cell(NamedTuple):
+    """Where a couplet is filed: its level and the quantised leading dimensions."""
+
+    level: int
+    bins: tuple[int, ...]
+
+
+def cell_of(control: NDArray[np.float32], radius: float) -> Cell:
+    """The cell of a couplet with that control (C,) and radius."""
+    level = 0
+    while level < WIDE and LEVEL_WIDTHS[level] < 2.0 * radius:
+        level += 1
+    leading: list[float] = control[:CELL_DIMENSIONS].tolist()
+    if level == WIDE:
+        return Cell(level, (0,) * len(leading))
+    width = LEVEL_WIDTHS[level]
+    return Cell(level, tuple(_bin(value, width) for value in leading))
+
+
+def shard_prefix(space: bytes, cell: Cell) -> str:
+    """Four hexadecimal digits (16 bits of SHA-256) that name a cell in listings."""
+    return hashlib.sha256(_key(space, cell)).hexdigest()[:4]
+
+
+def _bin(value: float, width: float) -> int:
+    return max(-_CELL_LIMIT, min(_CELL_LIMIT, math.floor(value / width)))
+
+
+def _key(space: bytes, cell: Cell) -> bytes:
+    return space + struct.pack(f">B{len(cell.bins)}h", cell.level, *cell.bins)
+
+
+@lru_cache
+def _layout(dimensions: int) -> np.dtype[Any]:
+    """One row of what a cursor returns: the key, then the value."""
+    cells = min(dimensions, CELL_DIMENSIONS)
+    return np.dtype(
+        [
+            ("key", f"V{DIGEST_BYTES + 1 + 2 * cells}"),
+            ("control", "<f4", (dimensions,)),
+            ("radius", "<f8"),
+            ("curvature", "<f8"),
+            ("id", f"V{DIGEST_BYTES}"),
+        ]
+    )
+
+
+def _value(entry: Entry, control: NDArray[np.float32]) -> bytes:
+    return control.tobytes() + struct.pack("<dd", entry.radius, entry.curvature) + entry.id
+
+
+class ControlHashIndex:
+    """Look-up by control within a space.
+
+    `env` needs room for DATABASES named databases, which `prefix` keeps apart from the owner's;
+    no transaction of this thread may be open while they are created. At most 100 dimensions.
+    """
+
+    def __init__(self, env: lmdb.Environment, prefix: str) -> None:
+        self._cells = env.open_db(f"{prefix}.cells".encode(), dupsort=True, dupfixed=True)
+        self._spaces = env.open_db(f"{prefix}.spaces".encode())
+
+    def add(self, txn: lmdb.Transaction, entries: Iterable[Entry]) -> int:
+        """File entries (those without a control are passed over); returns how many were new.
+
+        InvalidInput where a control is not finite or its width differs from its space's.
+        """
+        items: list[tuple[bytes, bytes]] = []
+        for entry in entries:
+            if entry.control is None:
+                continue
+            control = _checked(entry.control)
+            cell = cell_of(control, entry.radius)
+            items.append((_key(entry.space, cell), _value(entry, control)))
+        items.sort()  # neighbours in the tree come one after the other
+        added: Counter[tuple[bytes, int, int]] = Counter()
+        for key, value in items:
+            if txn.put(key, value, dupdata=False, db=self._cells):
+                dimensions = (len(value) - 2 * 8 - DIGEST_BYTES) // 4
+                added[key[:DIGEST_BYTES], dimensions, key[DIGEST_BYTES]] += 1
+        for (space, dimensions, level), count in added.items():
+            self._count(txn, space, dimensions, level, count)
+        return added.total()
+
+    def remove(self, txn: lmdb.Transaction, entry: Entry) -> bool:
+        """Take out an entry, given exactly as it was added; whether it was there."""
+        if entry.control is None:
+            return False
+        control = _checked(entry.control)
+        cell = cell_of(control, entry.radius)
+        if not txn.delete(_key(entry.space, cell), _value(entry, control), db=self._cells):
+            return False
+        self._count(txn, entry.space, len(control), cell.level, -1)
+        return True
+
+    def _count(
+        self, txn: lmdb.Transaction, space: bytes, dimensions: int, level: int, change: int
+    ) -> None:
+        found = txn.get(space, db=self._spaces)
+        row = list(_ROW.unpack(found)) if found else [dimensions] + [0] * (WIDE + 1)
+        if row[0] != dimensions:
+            raise InvalidInput(f"controls of this space have {row[0]} dimensions, got {dimensions}")
+        row[1 + level] += change
+        if any(row[1:]):
+            txn.put(space, _ROW.pack(*row), db=self._spaces)
+        else:
+            txn.delete(space, db=self._spaces)
+
+    def query(
+        self, txn: lmdb.Transaction, space: bytes, control: NDArray[np.float32], limit: int = 16
+    ) -> list[Candidate]:
+        """Every entry of `space` whose radius reaches `control` (C,), nearest first.
+
+        InvalidInput for a control of another width than the space's.
+        """
+        found = txn.get(space, db=self._spaces)
+        if found is None:
+            return []
+        row = _ROW.unpack(found)
+        query = np.asarray(control, np.float64)
+        dimensions = row[0]
+        if query.shape != (dimensions,):
+            raise InvalidInput(f"control must have shape ({dimensions},), got {query.shape}")
+        values = query.tolist()[:CELL_DIMENSIONS]
+        keys: list[bytes] = []
+        for level in range(WIDE):
+            if row[1 + level]:
+                keys += _touched(space, level, values)
+        if row[1 + WIDE]:
+            keys.append(_key(space, Cell(WIDE, (0,) * len(values))))
+        layout = _layout(dimensions)
+        value_bytes = layout.itemsize - layout["key"].itemsize
+        with txn.cursor(self._cells) as cursor:
+            packed = cursor.getmulti(keys, dupdata=True, dupfixed_bytes=value_bytes, keyfixed=True)
+        if not len(packed):
+            return []
+        rows = np.frombuffer(packed, layout)
+        away = rows["control"] - query
+        distances = np.sqrt(np.einsum("ij,ij->i", away, away))
+        within = np.flatnonzero(distances <= rows["radius"])
+        if len(within) > limit:
+            nearest = np.argpartition(distances[within], limit)[:limit]
+            within = within[nearest]
+        within = within[np.argsort(distances[within], kind="stable")]
+        return [
+            Candidate(
+                row["id"].tobytes(),
+                row["control"].copy(),
+                float(row["radius"]),
+                float(row["curvature"]),
+                float(distances[index]),
+            )
+            for index, row in zip(within, rows[within], strict=True)
+        ]
+
+    def members(self, txn: lmdb.Transaction, space: bytes) -> Iterator[bytes]:
+        """Ids of all entries of a space."""
+        with txn.cursor(self._cells) as cursor:
+            found = cursor.set_range(space)
+            while found and bytes(cursor.key()[:DIGEST_BYTES]) == space:
+                yield bytes(cursor.value()[-DIGEST_BYTES:])
+                found = cursor.next()
+
+    def occupancy(self, txn: lmdb.Transaction) -> Iterator[tuple[bytes, Cell, int]]:
+        """(space, cell, entries in it) of every cell in use, for statistics."""
+        with txn.cursor(self._cells) as cursor:
+            for key in cursor.iternext_nodup(keys=True, values=False):
+                key = bytes(key)
+                bins = (len(key) - DIGEST_BYTES - 1) // 2
+                level, *cell = struct.unpack(f">B{bins}h", key[DIGEST_BYTES:])
+                yield key[:DIGEST_BYTES], Cell(level, tuple(cell)), cursor.count()
+
+    def clear(self, txn: lmdb.Transaction) -> None:
+        """Forget everything, before a rebuild."""
+        txn.drop(self._cells, delete=False)
+        txn.drop(self._spaces, delete=False)
+
+
+def _checked(control: NDArray[np.float32]) -> NDArray[np.float32]:
+    array = np.ascontiguousarray(control, dtype="<f4")
+    if array.ndim != 1 or not 0 < len(array) <= 100 or not np.isfinite(array).all():
+        raise InvalidInput(f"control must be 1 to 100 finite numbers, got {control!r}")
+    return array
+
+
+def _touched(space: bytes, level: int, query: list[float]) -> list[bytes]:
+    """Keys of the cells of a level that a ball of the level's largest radius can reach."""
+    width = LEVEL_WIDTHS[level]
+    reach = width / 2 * _SLACK
+    reach_squared = reach * reach
+    cells = [(space + bytes((level,)), 0.0)]
+    for value in query:
+        home = math.floor(value / width)
+        below, above = value - home * width, (home + 1) * width - value
+        bins = [(home, 0.0)]
+        if below <= reach:
+            bins.append((home - 1, max(below, 0.0) ** 2))
+        if above <= reach:
+            bins.append((home + 1, max(above, 0.0) ** 2))
+        packed = {
+            struct.pack(">h", max(-_CELL_LIMIT, min(_CELL_LIMIT, number))): gap
+            if abs(number) < _CELL_LIMIT
+            else 0.0
+            for number, gap in bins
+        }
+        cells = [
+            (key + number, squared + gap)
+            for key, squared in cells
+            for number, gap in packed.items()
+            if squared + gap <= reach_squared
+        ]
+    return [key for key, _ in cells]

@@ -1,0 +1,310 @@
+"""The hot tier: raw payloads in shared memory, common to all processes of the server.
+
+An exact look-up is one short LMDB read transaction, a few microseconds. A record is a row in
+`payloads`, one in `entries`, one in the ledger and one in the control hash index, all changed in
+one transaction: what is visible is whole, in every process, whenever another one dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrlcache import index
+from ctrlcache.errors import InvalidInput, TierUnavailable
+from ctrlcache.eviction import policy
+from ctrlcache.index import ControlHashIndex
+from ctrlcache.key import DIGEST_BYTES
+from ctrlcache.tiers import ledger
+from ctrlcache.tiers.base import Candidate, Entry, Record, TierStats
+from ctrlcache.tiers.ledger import Ledger, occupied_bytes
+
+__all__ = ["DATABASES", "HotTier", "batches_of"]
+
+T = TypeVar("T")
+
+DATABASES = 2 + index.DATABASES + ledger.DATABASES
+FORMAT = b"ctrlcache-hot-1"
+_BATCH_BYTES = 32 << 20  # of a put, per transaction
+_SCAN_BATCH = 256
+_MAX_NOTED = 65536
+_ENTRY = struct.Struct(f"<{DIGEST_BYTES}sdddd")  # then the control
+
+
+class Transact(Protocol):
+    """Runs a function in a write transaction of the environment, and again where room had to be
+    made; TierUnavailable where it cannot be done."""
+
+    def __call__(self, work: Callable[[lmdb.Transaction], T]) -> T: ...
+
+
+class HotTier:
+    """Implements `tiers.base.Tier`. Safe in several processes and threads.
+
+    Made by `ctrlcache.shared.SharedMemory`, which owns the environment. `limit_bytes` bounds
+    records and table rows; `eviction` names a policy of `ctrlcache.eviction`; now: Unix time. The
+    methods that end in `_in` work inside a caller's transaction.
+    """
+
+    name = "hot"
+
+    def __init__(
+        self,
+        env: lmdb.Environment,
+        transact: Transact,
+        limit_bytes: int,
+        eviction: str = "cost",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._env = env
+        self._transact = transact
+        self._payloads = env.open_db(b"payloads")
+        self._entries = env.open_db(b"entries")
+        self._index = ControlHashIndex(env, "hot")
+        self.ledger = Ledger(env, limit_bytes, policy(eviction), now, self._take_out)
+        self._noted: dict[bytes, int] = {}
+        self._noted_lock = threading.Lock()
+        with env.begin(write=True) as txn:
+            found = self.ledger.meta(txn, b"format", FORMAT)
+            if found != FORMAT:
+                raise TierUnavailable(
+                    f"shared memory was laid out by another version ({found!r}, this is "
+                    f"{FORMAT!r}): stop its servers and delete the directory"
+                )
+            # Whatever does not fit a limit that was lowered goes now, unless it is pinned.
+            with contextlib.suppress(TierUnavailable):
+                self.ledger.make_room(txn, 0)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def get(self, id: bytes) -> bytes | None:
+        """The payload (a copy), or None."""
+        return self.read(id, bytes)
+
+    def read(self, id: bytes, take: Callable[[memoryview], T]) -> T | None:
+        """What `take` makes of the payload, which it sees in place: it must copy what it keeps."""
+        try:
+            with self._env.begin(buffers=True) as txn:
+                found = txn.get(id, db=self._payloads)
+                return None if found is None else take(found)
+        except lmdb.Error:
+            return None
+
+    def contains(self, ids: Iterable[bytes]) -> list[bool]:
+        """For each id, whether its record is here."""
+        wanted = list(ids)
+        try:
+            with self._env.begin() as txn, txn.cursor(self._entries) as cursor:
+                return [cursor.set_key(id) for id in wanted]
+        except lmdb.Error:
+            return [False] * len(wanted)
+
+    def entry(self, id: bytes) -> Entry | None:
+        """What is known of a record beside its payload."""
+        try:
+            with self._env.begin() as txn:
+                found = txn.get(id, db=self._entries)
+        except lmdb.Error:
+            return None
+        return None if found is None else _entry(id, found)
+
+    def neighbours(
+        self, space: bytes, control: NDArray[np.float32], limit: int = 16
+    ) -> list[Candidate]:
+        try:
+            with self._env.begin(buffers=True) as txn:
+                return self._index.query(txn, space, control, limit)
+        except lmdb.Error:
+            return []
+
+    def members(self, space: bytes) -> list[bytes]:
+        """Ids of all records of a space that have a control."""
+        try:
+            with self._env.begin() as txn:
+                return list(self._index.members(txn, space))
+        except lmdb.Error:
+            return []
+
+    def scan(self) -> Iterator[Entry]:
+        """All entries, by id. Reads in batches: not a snapshot, and never in a writer's way."""
+        for id, value in batches_of(self._env, self._entries, b"", _SCAN_BATCH):
+            yield _entry(id, value)
+
+    def stats(self) -> TierStats:
+        counters = self._counters()
+        return TierStats(counters.entries, counters.used_bytes, self.ledger.limit_bytes)
+
+    @property
+    def evictions(self) -> int:
+        """Records evicted since the directory was made, by any process."""
+        return self._counters().evictions
+
+    def _counters(self) -> ledger.Counters:
+        try:
+            with self._env.begin() as txn:
+                return self.ledger.counters(txn)
+        except lmdb.Error:
+            return ledger.Counters()
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def put(self, records: Iterable[Record]) -> int:
+        """Store, in transactions of some megabytes each. Visible to all processes on return.
+
+        Records that do not fit the tier, or what pinned records leave of it, are passed over.
+        TierUnavailable where none could be stored.
+        """
+        stored = 0
+        refused: TierUnavailable | None = None
+        for batch in _batched(records):
+            try:
+                stored += self._put_batch(batch)
+            except TierUnavailable as error:
+                refused = error
+                # One record that does not fit must not keep the others out.
+                for record in batch if len(batch) > 1 else ():
+                    with contextlib.suppress(TierUnavailable):
+                        stored += self._put_batch([record])
+        if refused is not None and not stored:
+            raise refused
+        return stored
+
+    def _put_batch(self, batch: list[Record]) -> int:
+        def work(txn: lmdb.Transaction) -> int:
+            for record in batch:
+                self.put_in(txn, record)
+            return len(batch)
+
+        self.flush_touches()
+        return self._transact(work)
+
+    def delete(self, ids: Iterable[bytes]) -> int:
+        """Remove records, pinned or not."""
+        doomed = list(ids)
+        return self._transact(lambda txn: sum(self.delete_in(txn, id) for id in doomed))
+
+    def pin(self, owner: bytes, ids: Iterable[bytes]) -> int:
+        """Keep what is stored under `ids`, now or later, from eviction until `owner` (1 to 400
+        bytes) lets go, in this process or another; returns how many have a record now."""
+        held = list(ids)
+        return self._transact(lambda txn: self.ledger.pin(txn, owner, held))
+
+    def unpin(self, owner: bytes, ids: Iterable[bytes] | None = None) -> int:
+        """Let go of some ids, or of all (None); returns how many were held."""
+        freed = None if ids is None else list(ids)
+        return self._transact(lambda txn: self.ledger.unpin(txn, owner, freed))
+
+    def touch(self, ids: Iterable[bytes]) -> None:
+        """Note a use. Kept in this process until the next write, so that reading never writes."""
+        with self._noted_lock:
+            for id in ids:
+                self._noted[id] = self._noted.get(id, 0) + 1
+            while len(self._noted) > _MAX_NOTED:
+                self._noted.pop(next(iter(self._noted)))
+
+    def flush_touches(self) -> None:
+        """Write the noted uses."""
+        with self._noted_lock:
+            noted, self._noted = self._noted, {}
+        if noted:
+            self._transact(lambda txn: self.ledger.touched(txn, noted))
+
+    def close(self) -> None:
+        """Write the noted uses and close the environment; what it holds stays."""
+        with contextlib.suppress(TierUnavailable):  # only the memory of some uses is lost
+            self.flush_touches()
+        self._env.close()
+
+    # -- inside a caller's transaction --------------------------------------------------------
+
+    def get_in(self, txn: lmdb.Transaction, id: bytes) -> bytes | None:
+        found = txn.get(id, db=self._payloads)
+        return None if found is None else bytes(found)
+
+    def put_in(self, txn: lmdb.Transaction, record: Record) -> None:
+        """Store one record, evicting others as needed; TierUnavailable where there is no room."""
+        entry = record.entry
+        if len(entry.id) != DIGEST_BYTES or len(entry.space) != DIGEST_BYTES:
+            raise InvalidInput(
+                f"id and space must be {DIGEST_BYTES} bytes, "
+                f"got {len(entry.id)} and {len(entry.space)}"
+            )
+        size = occupied_bytes(len(record.payload))
+        self._take_out(txn, entry.id)
+        before = self.ledger.removed(txn, entry.id)
+        self.ledger.make_room(txn, size)
+        txn.put(entry.id, record.payload, db=self._payloads)
+        txn.put(entry.id, _entry_bytes(entry), db=self._entries)
+        self._index.add(txn, [entry])
+        self.ledger.stored(txn, entry.id, size, entry.cost_ms, entry.created_s, before)
+
+    def delete_in(self, txn: lmdb.Transaction, id: bytes) -> int:
+        self._take_out(txn, id)
+        return int(self.ledger.removed(txn, id) is not None)
+
+    def _take_out(self, txn: lmdb.Transaction, id: bytes) -> None:
+        """Remove what is stored of a record, not what the ledger knows of it."""
+        found = txn.get(id, db=self._entries)
+        if found is not None:
+            self._index.remove(txn, _entry(id, found))
+            txn.delete(id, db=self._entries)
+            txn.delete(id, db=self._payloads)
+
+
+def batches_of(
+    env: lmdb.Environment, db: Any, prefix: bytes, batch: int
+) -> Iterator[tuple[bytes, bytes]]:
+    """All rows whose key starts with `prefix`, in short read transactions of `batch` rows."""
+    last: bytes | None = None
+    while True:
+        rows: list[tuple[bytes, bytes]] = []
+        try:
+            with env.begin() as txn, txn.cursor(db) as cursor:
+                found = cursor.set_range(prefix if last is None else last)
+                if found and cursor.key() == last:
+                    found = cursor.next()
+                while found and len(rows) < batch and cursor.key().startswith(prefix):
+                    rows.append(cursor.item())
+                    found = cursor.next()
+        except lmdb.Error:
+            return
+        if not rows:
+            return
+        yield from rows
+        last = rows[-1][0]
+
+
+def _batched(records: Iterable[Record]) -> Iterator[list[Record]]:
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record.payload)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _entry_bytes(entry: Entry) -> bytes:
+    head = _ENTRY.pack(entry.space, entry.radius, entry.curvature, entry.cost_ms, entry.created_s)
+    if entry.control is None:
+        return head
+    return head + np.asarray(entry.control, "<f4").tobytes()
+
+
+def _entry(id: bytes, packed: bytes | memoryview) -> Entry:
+    space, radius, curvature, cost_ms, created_s = _ENTRY.unpack_from(packed)
+    control = None
+    if len(packed) > _ENTRY.size:
+        control = np.frombuffer(bytes(packed), "<f4", offset=_ENTRY.size)
+    return Entry(id, space, control, radius, curvature, cost_ms, created_s)
