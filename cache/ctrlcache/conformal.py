@@ -1,0 +1,326 @@
+"""From held-out pairs of controls to a calibrated bound: split-conformal, by context.
+
+The contexts are divided. The first part chooses the form of the bound (powers, offset, floor), the
+second sets its factor q, and what came out is measured on scenes that did neither. What must hold
+is not coverage over all pairs but over the uses that a budget *accepts*, so q is the smallest
+factor for which, at every budget, in every distance bin and every curvature third, at most a share
+delta of the accepted pairs exceeds the bound. Pairs of one context are no independent samples: the
+finite-sample correction (v m + 1) / (m + 1) of a share v counts the m contexts, not the pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrlcache.calibration import CoverageRow, TrustModel
+from ctrlcache.errors import CalibrationError
+
+__all__ = ["BUDGETS", "Pairs", "coverage", "fit"]
+
+Double = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+#: Relative state errors that users are expected to allow.
+BUDGETS = (0.003, 0.005, 0.01, 0.02, 0.05)
+_DISTANCE_BINS = 6
+_FRAME_BINS = 8
+_CURVATURES = ("low", "middle", "high")
+_SHARES = (0.25, 0.45)  # of contexts: form, factor; the rest measures
+_SHARES_MEASURED_APART = (0.3, 0.7)
+_NO_DISTANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """n pairs of a scored couplet and a query in the same context; all arrays (n,).
+
+    context: number of the scene. curvature, sensitivity, transferability: of the couplet. distance:
+    Euclidean, between the controls. error: true relative state error of the migrated couplet
+    (`scores.relative_error`). psnr_db: of the couplet's frames against the query's own, the worst
+    frame of the horizon; NaN where no frames were made.
+    """
+
+    context: Ints
+    curvature: Double
+    sensitivity: Double
+    transferability: Double
+    distance: Double
+    error: Double
+    psnr_db: Double
+
+    def __len__(self) -> int:
+        return len(self.context)
+
+    def take(self, chosen: Flags) -> Pairs:
+        return Pairs(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    @classmethod
+    def join(cls, parts: Sequence[Pairs]) -> Pairs:
+        """All of `parts`; contexts of different parts stay different ones if numbered so."""
+        return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
+
+class _Form(NamedTuple):
+    """bound = floor + q (curvature + kappa0)^a distance^p, without its q."""
+
+    kappa0: float
+    curvature_power: float
+    distance_power: float
+    floor: float
+
+    def growth(self, pairs: Pairs) -> Double:
+        touchy: Double = (pairs.curvature + self.kappa0) ** self.curvature_power
+        return touchy * pairs.distance**self.distance_power
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Which group a pair belongs to: everything (0), a distance bin, a curvature third."""
+
+    edges: Double  # of the distance bins
+    thirds: Double  # of curvature
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> _Groups:
+        edges = np.quantile(pairs.distance, np.linspace(0, 1, _DISTANCE_BINS + 1))
+        return cls(edges, np.quantile(pairs.curvature, (1 / 3, 2 / 3)))
+
+    @property
+    def names(self) -> list[str]:
+        spans = itertools.pairwise(self.edges)
+        distances = [f"distance {a:.3f}-{b:.3f}" for a, b in spans]
+        return ["all", *distances, *(f"curvature {c}" for c in _CURVATURES)]
+
+    def membership(self, pairs: Pairs) -> Ints:
+        """(3, n): group numbers of each pair."""
+        near = np.searchsorted(self.edges[1:-1], pairs.distance, side="left")
+        calm = np.searchsorted(self.thirds, pairs.curvature, side="left")
+        everything = np.zeros(len(pairs), dtype=np.int64)
+        groups: Ints = np.stack([everything, 1 + near, 1 + _DISTANCE_BINS + calm])
+        return groups
+
+
+class _Tally(NamedTuple):
+    """Per group (G,): accepted uses, those over their bound, contexts they come from."""
+
+    accepted: Ints
+    over: Ints
+    contexts: Ints
+
+    def corrected(self) -> Double:
+        """Share over the bound, corrected for the number of contexts."""
+        share = self.over / np.maximum(self.accepted, 1)
+        corrected: Double = (share * self.contexts + 1) / (self.contexts + 1)
+        return corrected
+
+
+def _tally(pairs: Pairs, member: Ints, groups: int, bounds: Double, budget: float) -> _Tally:
+    accepted = bounds <= budget
+    over = accepted & (pairs.error > bounds)
+    scenes = int(pairs.context.max()) + 1 if len(pairs) else 1
+    seen = member[:, accepted] * scenes + pairs.context[accepted]
+    contexts = np.bincount(seen.ravel(), minlength=groups * scenes).reshape(groups, scenes) > 0
+    return _Tally(
+        np.bincount(member[:, accepted].ravel(), minlength=groups),
+        np.bincount(member[:, over].ravel(), minlength=groups),
+        contexts.sum(axis=1),
+    )
+
+
+def _factor(
+    pairs: Pairs, form: _Form, groups: _Groups, budgets: Sequence[float], delta: float, steps: int
+) -> float:
+    """The smallest q from which on coverage holds in every group that has enough contexts."""
+    growth = form.growth(pairs)
+    member, count = groups.membership(pairs), len(groups.names)
+    ratio = np.maximum(pairs.error - form.floor, 1e-12) / np.maximum(growth, 1e-300)
+    low, high = np.quantile(ratio, 1 - 2 * delta), ratio.max() * (1 + 1e-9)
+    chosen = float(high)
+    for q in np.geomspace(high, max(low, high * 1e-6), steps):  # from safe to bold
+        bounds = form.floor + q * growth
+        for budget in budgets:
+            tally = _tally(pairs, member, count, bounds, budget)
+            judged = tally.contexts >= _enough(delta)
+            if (tally.corrected()[judged] > delta).any():
+                return chosen
+        chosen = float(q)
+    return chosen
+
+
+def _enough(delta: float) -> int:
+    """Contexts that a group must have to be judged: with fewer, chance decides, not the bound."""
+    return int(np.ceil(4 / delta))
+
+
+def _forms(pairs: Pairs) -> list[_Form]:
+    typical = float(np.median(pairs.curvature))
+    nearest = pairs.distance <= np.quantile(pairs.distance, 0.1)
+    floors = (0.0, float(np.quantile(pairs.error[nearest], 0.95)))
+    powers = itertools.product((1.0, 1.5, 2.0), floors)
+    made = []
+    for distance_power, floor in powers:
+        made.append(_Form(0.0, 0.0, distance_power, floor))  # one radius for all couplets
+        made += [
+            _Form(share * typical, power, distance_power, floor)
+            for share in (0.1, 0.3, 1.0, 3.0)
+            for power in (0.5, 0.75, 1.0)
+        ]
+    return made
+
+
+def _reach(pairs: Pairs, form: _Form, q: float, budgets: Sequence[float]) -> float:
+    """Mean trust radius over couplets and budgets: what a form is good for."""
+    touchy = q * (pairs.curvature + form.kappa0) ** form.curvature_power
+    allowed = np.maximum(np.array(budgets)[:, None] - form.floor, 0)
+    radius = (allowed / np.maximum(touchy, 1e-300)) ** (1 / form.distance_power)
+    return float(np.minimum(radius, pairs.distance.max()).mean())
+
+
+def fit(
+    pairs: Pairs,
+    *,
+    weights_digest: str,
+    migration: str,
+    probe_radius: float,
+    horizon: int,
+    delta: float = 0.05,
+    budgets: Sequence[float] = BUDGETS,
+    frame_psnr_db: float = 35.0,
+    measured: Pairs | None = None,
+    seed: int = 0,
+) -> TrustModel:
+    """Calibrate on `pairs`; the coverage table is measured on `measured`, or on a part set aside.
+
+    CalibrationError where the pairs cannot carry a statement about delta.
+    """
+    scored = pairs.take(_first_of_each(pairs.context))
+    sound = _usable(pairs)
+    scenes = np.unique(sound.context)
+    shares = _SHARES if measured is None else _SHARES_MEASURED_APART
+    needed = int(np.ceil(_enough(delta) / shares[1]))
+    if len(scenes) < needed:
+        raise CalibrationError(
+            f"calibration to delta = {delta} needs usable pairs from at least {needed} contexts, "
+            f"got {len(scenes)} (of {len(np.unique(pairs.context))} probed)"
+        )
+    shuffled = np.random.default_rng(seed).permutation(scenes)
+    first, second = (round(x * len(scenes)) for x in np.cumsum(shares))
+    choose, factor, rest = (
+        sound.take(np.isin(sound.context, part))
+        for part in (shuffled[:first], shuffled[first:second], shuffled[second:])
+    )
+    form = max(
+        _forms(choose),
+        key=lambda f: _reach(
+            choose, f, _factor(choose, f, _Groups.of(choose), budgets, delta, 40), budgets
+        ),
+    )
+    groups = _Groups.of(factor)
+    q = _factor(factor, form, groups, budgets, delta, 240)
+    reach = _farthest(factor, form, q, groups, max(budgets), delta)
+    trust = TrustModel(
+        weights_digest=weights_digest,
+        migration=migration,
+        delta=delta,
+        q=q,
+        kappa0=form.kappa0,
+        curvature_power=form.curvature_power,
+        distance_power=form.distance_power,
+        floor=form.floor,
+        max_distance=reach,
+        probe_radius=probe_radius,
+        horizon=horizon,
+        rho_max=float(np.quantile(_finite(scored.sensitivity), 0.99)),
+        stability_threshold=0.0,
+        transferability_threshold=float(np.quantile(scored.transferability, 0.25)),
+        frame_psnr_db=frame_psnr_db,
+        frame_distance=_frames_hold(pairs, pairs.distance, frame_psnr_db, delta),
+        frame_change=_frames_hold(pairs, pairs.distance * pairs.sensitivity, frame_psnr_db, delta),
+        pairs=len(pairs),
+        contexts=len(np.unique(pairs.context)),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    return dataclasses.replace(
+        trust,
+        stability_threshold=float(np.quantile(trust.rho_max - _finite(scored.sensitivity), 0.25)),
+        coverage=coverage(trust, rest if measured is None else measured, budgets),
+    )
+
+
+def coverage(
+    trust: TrustModel, pairs: Pairs, budgets: Sequence[float] = BUDGETS
+) -> tuple[CoverageRow, ...]:
+    """How often accepted uses among `pairs` exceed their bound, per budget and group."""
+    pairs = _usable(pairs)
+    groups = _Groups.of(pairs)
+    member, names = groups.membership(pairs), groups.names
+    bounds = trust.bounds(pairs.curvature, pairs.distance)
+    rows = []
+    for budget in budgets:
+        tally = _tally(pairs, member, len(names), bounds, budget)
+        rows += [
+            CoverageRow(name, budget, int(accepted), int(over), int(contexts))
+            for name, accepted, over, contexts in zip(names, *tally, strict=True)
+        ]
+    return tuple(rows)
+
+
+def _farthest(
+    pairs: Pairs, form: _Form, q: float, groups: _Groups, budget: float, delta: float
+) -> float:
+    """The end of the last distance bin, counted from the nearest, in which coverage was judged."""
+    bounds = form.floor + q * form.growth(pairs)
+    tally = _tally(pairs, groups.membership(pairs), len(groups.names), bounds, budget)
+    judged = tally.contexts[1 : 1 + _DISTANCE_BINS] >= _enough(delta)
+    bins = _DISTANCE_BINS if judged.all() else int(judged.argmin())
+    return float(groups.edges[bins]) if bins else 0.0
+
+
+def _frames_hold(pairs: Pairs, measure: Double, psnr_db: float, delta: float) -> float:
+    """The largest value of `measure` up to which frames keep `psnr_db` in a share 1 - delta.
+
+    Bin by bin, from the smallest values on, with the same correction as the bound; 0 where even
+    the smallest values do not, or where too few frames were made to tell.
+    """
+    made = np.isfinite(pairs.psnr_db) & np.isfinite(measure)
+    if not made.any():
+        return 0.0
+    values, bad = measure[made], pairs.psnr_db[made] < psnr_db
+    scenes = pairs.context[made]
+    edges = np.quantile(values, np.linspace(0, 1, _FRAME_BINS + 1))
+    place = np.searchsorted(edges[1:-1], values, side="left")
+    held = 0.0
+    for b in range(_FRAME_BINS):
+        inside = place == b
+        m = len(np.unique(scenes[inside]))
+        if not inside.any() or (bad[inside].mean() * m + 1) / (m + 1) > delta:
+            break
+        held = float(edges[b + 1])
+    return held
+
+
+def _usable(pairs: Pairs) -> Pairs:
+    """Without couplets that are never trusted, and without queries of the very same control."""
+    return pairs.take(
+        np.isfinite(pairs.curvature) & np.isfinite(pairs.error) & (pairs.distance > _NO_DISTANCE)
+    )
+
+
+def _first_of_each(context: Ints) -> Flags:
+    chosen = np.zeros(len(context), dtype=bool)
+    chosen[np.unique(context, return_index=True)[1]] = True
+    return chosen
+
+
+def _finite(values: Double) -> Double:
+    finite: Double = values[np.isfinite(values)]
+    return finite
