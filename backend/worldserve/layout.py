@@ -93,8 +93,8 @@ def lay_out_models(
     target: Path,
     parameters: Mapping[str, str],
     instances: int | None = None,
-) -> dict[str, bool]:
-    """Copy a model repository as links; returns {model name: whether it is an ensemble}.
+) -> dict[str, int]:
+    """Copy a model repository as links; returns {model name: its instances, 0 for an ensemble}.
 
     parameters: `key` for every model of the Python backend or `model.key` for one; each becomes a
     parameter in the model's configuration, over what its config.pbtxt says. instances: how many of
@@ -111,7 +111,7 @@ def lay_out_models(
             raise ConfigError(
                 f"setting {key!r} names no model of {str(source)!r}; there are {sorted(names)}"
             )
-    kinds: dict[str, bool] = {}
+    counts: dict[str, int] = {}
     for directory in directories:
         copy = target / directory.name
         copy.mkdir(parents=True)
@@ -126,8 +126,8 @@ def lay_out_models(
         # An ensemble has no files, and git keeps no empty directory; Triton insists on a version.
         if not any(path.name.isdigit() for path in copy.iterdir()):
             (copy / "1").mkdir()
-        kinds[directory.name] = ensemble
-    return kinds
+        counts[directory.name] = 0 if ensemble else _instances(config)
+    return counts
 
 
 def server_environment(files: ServerFiles, threads: int) -> dict[str, str]:
@@ -169,6 +169,11 @@ def _adjust(config: Any, model: str, parameters: Mapping[str, str], instances: i
         group = config.instance_group.add()
         group.count = instances
         group.kind = kind or type(group).KIND_CPU
+
+
+def _instances(config: Any) -> int:
+    """What Triton will start on one device; without a group it starts one."""
+    return max(1, sum(group.count for group in config.instance_group))
 
 
 def _parse(path: Path) -> Any:

@@ -17,15 +17,12 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -34,88 +31,14 @@ from worldserve import processes
 from worldserve.canary import Canary, NoAnswer
 from worldserve.gateway import Credentials, ObjectStore, ObjectStoreConfig
 from worldserve.layout import find_server, lay_out_backends, lay_out_models, server_environment
+from worldserve.settings import ColdStore, Endpoints, RuntimeConfig, free_ports, usable_cores
 from worldserve.shutdown import RUN_DIR_VARIABLE, clear_stop, request_stop
 
-__all__ = ["ColdStore", "Endpoints", "Runtime", "RuntimeConfig", "StartFailed", "usable_cores"]
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+__all__ = ["ColdStore", "Endpoints", "Runtime", "RuntimeConfig", "StartFailed"]
 
 
 class StartFailed(CtrlCacheError):
     """The server or a model did not come up; the text holds the end of the log."""
-
-
-@dataclass(frozen=True)
-class ColdStore:
-    """An external MinIO/S3: `endpoint` as host:port, `tls`, credentials in a file of mode 0600.
-
-    Without a file they come from CTRLCACHE_S3_ACCESS_KEY and CTRLCACHE_S3_SECRET_KEY.
-    """
-
-    endpoint: str
-    tls: bool = True
-    credentials_file: Path | None = None
-
-
-@dataclass(frozen=True)
-class RuntimeConfig:
-    """Port 0: any free one. warm_dir and objects_dir None: inside the run directory, gone with it.
-
-    cold: "embedded" starts an S3 gateway of this run, "none" goes without, or an external store.
-    parameters: settings of the models, `key` for all or `model.key` for one.
-    models: those to load, all of the repository by default. canary: the model that must answer.
-    """
-
-    model_repository: Path
-    models: tuple[str, ...] = ()
-    canary: str = "world_model"
-    host: str = "127.0.0.1"
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    gateway_port: int = 0
-    instances: int | None = None
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    cold: ColdStore | str = "embedded"
-    warm_dir: Path | None = None
-    objects_dir: Path | None = None
-    run_dir: Path | None = None
-    shm: Path = processes.SHM
-    ready_timeout_s: float = 180.0
-    flush_timeout_s: float = 4.0
-
-    def __post_init__(self) -> None:
-        if not self.model_repository.is_dir():
-            raise ConfigError(
-                f"model_repository {str(self.model_repository)!r} is not a directory; "
-                "expected one that holds <model>/config.pbtxt"
-            )
-        for name in ("http_port", "grpc_port", "metrics_port", "gateway_port"):
-            port = getattr(self, name)
-            if not 0 <= port <= 65535:
-                raise ConfigError(f"{name} is {port}; expected 0 (any free port) to 65535")
-        if self.instances is not None and self.instances < 1:
-            raise ConfigError(f"instances is {self.instances}; expected at least 1")
-        if isinstance(self.cold, str) and self.cold not in ("embedded", "none"):
-            raise ConfigError(
-                f"cold is {self.cold!r}; expected 'embedded', 'none' or an external store"
-            )
-        if self.host not in LOOPBACK:
-            warnings.warn(
-                f"the server listens on {self.host}: whoever reaches this address can use every "
-                "model and load or unload it; Triton has no access control of its own",
-                stacklevel=3,
-            )
-
-
-@dataclass(frozen=True)
-class Endpoints:
-    """Each as host:port; gateway None where no gateway of this run was started."""
-
-    http: str
-    grpc: str
-    metrics: str
-    gateway: str | None = None
 
 
 class Runtime:
@@ -128,12 +51,15 @@ class Runtime:
         self.shm_dir = config.shm / f"ctrlcache-{self.run_id}"
         self.log_file = self.run_dir / "logs" / "tritonserver.log"
         self.models: tuple[str, ...] = ()
+        self.instances: dict[str, int] = {}
+        self._ensembles: tuple[str, ...] = ()
         self.store: ObjectStore | None = None
         self._log = log or (lambda _: None)
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._ports: tuple[int, int, int] | None = None
         self._lock = threading.RLock()
+        self._stopping = threading.Event()
         self._failed = False
 
     # -- the life of a run ---------------------------------------------------------------------
@@ -154,7 +80,12 @@ class Runtime:
 
     def stop(self) -> None:
         """End every process of the run and remove its files in shared memory; within 10 seconds."""
-        with self._lock:
+        self._stopping.set()
+        if not self._lock.acquire(timeout=0.2):
+            # Another thread waits for the server to start: without a server it gives up at once.
+            self._kill_server()
+            self._lock.acquire()
+        try:
             self._stop_server()
             if self.store is not None:
                 self.store.stop()
@@ -167,10 +98,14 @@ class Runtime:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
             if left:
                 self._log(f"could not end {left}")
+        finally:
+            self._lock.release()
 
     def restart_server(self) -> None:
         """Stop and start tritonserver alone, on the same ports; sessions and tiers stay."""
         with self._lock:
+            if self._stopping.is_set():
+                raise StartFailed("the run is stopping")
             self._stop_server()
             processes.end_processes(self._server_processes)
             self._remove_regions()
@@ -178,11 +113,34 @@ class Runtime:
             self.wait_ready()
             self._write_description()
 
+    def reload_model(self, model: str, timeout_s: float = 60.0) -> None:
+        """Bring a model back whose stub is dead, hung or stopped; StartFailed where it stays away.
+
+        Its stubs are killed first: Triton would wait for one that will never answer.
+        """
+        import tritonclient.grpc as grpcclient
+
+        with self._lock:
+            processes.end_processes(lambda: self.stubs(model))
+            canary = Canary(self.endpoints.grpc, model)
+            try:
+                with grpcclient.InferenceServerClient(self.endpoints.grpc) as client:
+                    client.unload_model(model, client_timeout=timeout_s)
+                    client.load_model(model, client_timeout=timeout_s)
+                    for ensemble in self._ensembles:
+                        client.load_model(ensemble, client_timeout=timeout_s)
+                canary.ask(timeout_s)
+            except (grpcclient.InferenceServerException, NoAnswer) as error:
+                raise StartFailed(f"loading {model} again failed: {error}") from None
+            finally:
+                canary.close()
+
     def wait_ready(self) -> None:
         """Return when the canary model has answered; StartFailed otherwise."""
         deadline = time.monotonic() + self.config.ready_timeout_s
         while not self._http_ready():
-            self._check_alive()
+            if not self.alive:
+                raise self._failure("the server ended while starting")
             if time.monotonic() > deadline:
                 raise self._failure("the server was not ready in time")
             time.sleep(0.05)
@@ -275,17 +233,21 @@ class Runtime:
                 environment={processes.RUN_ID_VARIABLE: self.run_id},
             )
             self.store.start()
-        kinds = lay_out_models(
+        self.instances = lay_out_models(
             config.model_repository.resolve(),
             self.run_dir / "repository",
             {**self._own_parameters(), **config.parameters},
             config.instances,
         )
-        unknown = set(config.models) - set(kinds)
+        unknown = set(config.models) - set(self.instances)
         if unknown:
-            raise ConfigError(f"no such model: {sorted(unknown)}; there are {sorted(kinds)}")
-        # Members of an ensemble are loaded with it; naming them as well does no harm.
-        self.models = config.models or tuple(sorted(kinds, key=lambda name: (kinds[name], name)))
+            raise ConfigError(f"no such model: {sorted(unknown)}; there are {sorted(self.instances)}")
+        # Members first, so that an ensemble finds what it is made of.
+        wanted = config.models or tuple(sorted(self.instances))
+        self._ensembles = tuple(name for name in wanted if self.instances[name] == 0)
+        self.models = tuple(name for name in wanted if self.instances[name] > 0)
+        if not self.models:
+            raise ConfigError(f"only ensembles are to be loaded ({wanted}); name their models too")
 
     def _own_parameters(self) -> dict[str, str]:
         """What the models must know of the run; a setting given by the user outranks it."""
@@ -340,7 +302,7 @@ class Runtime:
             f"--model-repository={self.run_dir / 'repository'}",
             f"--backend-directory={backends}",
             "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in self.models),
+            *(f"--load-model={model}" for model in (*self.models, *self._ensembles)),
             f"--http-address={host}",
             f"--http-port={http_port}",
             f"--grpc-address={host}",
@@ -368,10 +330,14 @@ class Runtime:
             server.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(timeout=2.5)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
+        self._kill_server()
         server.wait()
         self._server = None
+
+    def _kill_server(self) -> None:
+        if self._server is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
 
     def _server_processes(self) -> list[processes.Process]:
         """All of the run but the gateway: after the server's end, what it left."""
@@ -402,10 +368,6 @@ class Runtime:
         finally:
             connection.close()
 
-    def _check_alive(self) -> None:
-        if not self.alive:
-            raise self._failure("the server ended while starting")
-
     def _failure(self, what: str) -> StartFailed:
         return StartFailed(f"{what}; the end of {self.log_file}:\n{self.log_tail()}")
 
@@ -415,39 +377,9 @@ class Runtime:
             "run_id": self.run_id,
             "launcher_pid": os.getpid(),
             "server_pid": self.server_pid,
-            "models": self.models,
+            "models": [*self.models, *self._ensembles],
             "shm_dir": str(self.shm_dir),
             "warm_dir": str(self.config.warm_dir or self.run_dir / "warm"),
             **{key: value for key, value in vars(self.endpoints).items() if value},
         }
         (self.run_dir / "run.json").write_text(json.dumps(description, indent=1) + "\n")
-
-
-def usable_cores() -> int:
-    """Cores this process may use: affinity, and the container's quota where there is one."""
-    cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
-
-
-def free_ports(host: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The wanted ports with each 0 replaced by a free one; ConfigError names one that is taken."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        # All held at once, so that no port is handed out twice.
-        for port in wanted:
-            held = stack.enter_context(
-                socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-            )
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                held.bind((host, port))
-            except OSError as error:
-                raise ConfigError(
-                    f"port {port} on {host} cannot be used ({error.strerror}); "
-                    "choose another one (--http-port, --grpc-port, --metrics-port)"
-                ) from None
-            ports.append(held.getsockname()[1])
-    return ports[0], ports[1], ports[2]

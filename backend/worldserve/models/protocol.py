@@ -15,7 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Absorbed", "Checkpoint", "Float", "ModelSpec", "Pixels", "RolloutInput", "RolloutOutput", "WorldModel"]
+__all__ = [
+    "Absorbed",
+    "Checkpoint",
+    "Float",
+    "ModelSpec",
+    "Pixels",
+    "RolloutInput",
+    "RolloutOutput",
+    "WorldModel",
+]
 
 Float = NDArray[np.float32]
 Pixels = NDArray[np.uint8]

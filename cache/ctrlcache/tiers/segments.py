@@ -17,7 +17,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ __all__ = [
     "Damage",
     "Footer",
     "Header",
+    "checksum",
     "fsync_directory",
     "list_segments",
     "pack_header",
@@ -55,8 +56,8 @@ _SEGMENT_MAGIC = b"CTRLSEG\x01"
 _TRAILER_MAGIC = b"CTRLEND\x01"
 _RECORD_MAGIC = b"cSc\xa7"
 #: magic, version, kind, control width (0xFFFF: no control), header bytes, payload bytes, segment,
-#: offset, sequence, id, space, radius, curvature, cost_ms, reserved, created_s, payload checksum
-_FIXED = struct.Struct("<4sBBHIIQQQ16s16sffffd16s")
+#: offset, sequence, id, space, radius, curvature, created_s, cost_ms, payload checksum
+_FIXED = struct.Struct("<4sBBHIIQQQ16s16sdddf4x16s")
 _SEGMENT = struct.Struct("<8sQd24x16s")
 #: magic, segment, end of the records, footer bytes, header count, footer checksum, own checksum
 _TRAILER = struct.Struct("<8sIIII8x16s16s")
@@ -202,9 +203,8 @@ def pack_header(
         entry.space,
         entry.radius,
         entry.curvature,
-        entry.cost_ms,
-        0.0,
         entry.created_s,
+        entry.cost_ms,
         payload_checksum,
     )
     head = (head + control).ljust(size - _CHECKSUM_BYTES, b"\0")
@@ -253,28 +253,28 @@ def parse_header(
         control=control,
         radius=fields[11],
         curvature=fields[12],
-        cost_ms=fields[13],
-        created_s=fields[15],
+        cost_ms=fields[14],
+        created_s=fields[13],
     )
-    return Header(kind, segment, offset, fields[8], size, payload, fields[16], entry, raw)
+    return Header(kind, segment, offset, fields[8], size, payload, fields[15], entry, raw)
 
 
 def read_record(
-    fd: int, segment: int, offset: int, size: int, id: bytes
-) -> tuple[Header, memoryview]:
-    """The record `id` of `size` bytes at `offset`, both checksums verified.
+    fd: int, segment: int, offset: int, head_bytes: int, payload_bytes: int
+) -> tuple[Header, bytes]:
+    """The record at `offset`, both checksums verified.
 
-    CorruptRecord for anything else than exactly that record; OSError as the device reports it.
-    Plain reads rather than a memory map: a bad sector is then an error here, not a SIGBUS in the
-    server.
+    CorruptRecord for anything else than a record of these lengths; OSError as the device reports
+    it. Plain reads rather than a memory map: a bad sector is then an error here, not a SIGBUS in
+    the server, and the payload is a buffer of the caller's own.
     """
-    data = os.pread(fd, size, offset)
-    if len(data) != size:
-        raise CorruptRecord(f"record is cut off: {len(data)} of {size} bytes")
-    header = parse_header(data, 0, segment, offset)
-    if header.entry.id != id or header.end - offset != size or header.tombstone:
-        raise CorruptRecord("another record stands here")
-    payload = memoryview(data)[header.header_bytes :]
+    head = os.pread(fd, head_bytes, offset)
+    header = parse_header(head, 0, segment, offset)
+    if header.payload_bytes != payload_bytes:
+        raise CorruptRecord(f"payload of {header.payload_bytes} bytes, expected {payload_bytes}")
+    payload = os.pread(fd, payload_bytes, offset + head_bytes)
+    if len(payload) != payload_bytes:
+        raise CorruptRecord(f"payload is cut off: {len(payload)} of {payload_bytes} bytes")
     if checksum(payload) != header.payload_checksum:
         raise CorruptRecord("payload checksum is wrong")
     return header, payload
@@ -349,7 +349,7 @@ def scan(
         try:
             header = _header_at(window, segment, at, end)
             if verify_payload and not header.tombstone:
-                read_record(fd, segment, at, header.end - at, header.entry.id)
+                read_record(fd, segment, at, header.header_bytes, header.payload_bytes)
         except CorruptRecord as error:
             # A payload that fails under a valid header ends where the header says.
             known = _valid_header(window, segment, at, end)
@@ -401,25 +401,3 @@ def _resync(fd: int, segment: int, start: int, end: int) -> int | None:
             return at + found
         at += found + 1
     return None
-
-
-def tombstones(
-    ids: Sequence[bytes], space: bytes, *, segment: int, offset: int, sequence: int
-) -> list[bytes]:
-    """Headers that declare every copy of each id with a lower sequence dead."""
-    out: list[bytes] = []
-    for n, id in enumerate(ids):
-        entry = Entry(id, space, None, 0.0, 0.0, 0.0, time.time())
-        out.append(
-            pack_header(
-                entry,
-                0,
-                checksum(b""),
-                segment=segment,
-                offset=offset,
-                sequence=sequence + n,
-                kind=TOMBSTONE,
-            )
-        )
-        offset += len(out[-1])
-    return out

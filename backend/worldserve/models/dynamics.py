@@ -1,0 +1,284 @@
+"""One causal stack that encodes the context and predicts under a control, on one KV cache.
+
+Divided space-time attention (TimeSformer; Bertasius et al., 2021): temporal attention per token
+position with rotary positions and a band of `window` frames, then spatial attention, then a
+feed-forward layer. The control enters as a token of its own frame, so of all keys and values only
+those of the present frame depend on the control under which the present is left. The band is the
+definition of the model: computing frame by frame and all at once are the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from worldserve.models.layers import (
+    FeedForward,
+    SelfAttention,
+    attend,
+    band_mask,
+    pad_rows,
+    rotary,
+    rotate,
+)
+
+__all__ = ["Dynamics", "Group", "LayerCache", "Memory"]
+
+#: keys and values of one layer, each (B * N, h, T, d)
+LayerCache = tuple[Tensor, Tensor]
+_ROWS = 8  # branches are attended to in blocks of this many rows: one shape, one rounding
+
+
+class DividedLayer(nn.Module):
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.norm_time, self.norm_space, self.norm_ff = (nn.LayerNorm(width) for _ in range(3))
+        self.time, self.space = SelfAttention(width, heads), SelfAttention(width, heads)
+        self.feed_forward = FeedForward(width)
+
+    def project(self, x: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, N, D) -> rotated q and k, and v, each (B * N, h, T, d)."""
+        B, T, N, D = x.shape
+        q, k, v = self.time.project(self.norm_time(x).transpose(1, 2).reshape(B * N, T, D))
+        return rotate(q, table), rotate(k, table), v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """x (B, T, N, D); attended (B * N, h, T, d): output projection, spatial attention, MLP."""
+        B, T, N, D = x.shape
+        mixed = self.time.out(attended.transpose(1, 2).reshape(B * N, T, D))
+        x = x + mixed.view(B, N, T, D).transpose(1, 2)
+        x = x + self.space(self.norm_space(x).reshape(B * T, N, D)).view(B, T, N, D)
+        out: Tensor = x + self.feed_forward(self.norm_ff(x))
+        return out
+
+    def forward(
+        self, x: Tensor, table: tuple[Tensor, Tensor], past: LayerCache | None
+    ) -> tuple[Tensor, LayerCache]:
+        q, k, v = self.project(x, table)
+        if past is not None:
+            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        T, keys = q.shape[2], k.shape[2]
+        if T == 1:
+            first = max(0, keys - self.window)
+            attended = attend(q, k[:, :, first:], v[:, :, first:])
+        else:
+            attended = attend(q, k, v, band_mask(T, keys, self.window).to(q.device))
+        return self.finish(x, attended), (k, v)
+
+
+class Memory:
+    """Keys and values of the newest frames of one context, per layer (N, h, T, d); immutable.
+
+    Appending writes behind the end of a shared buffer where this memory is the newest one on it,
+    and copies otherwise, so that a session's steps cost no copies and branches never meet.
+    """
+
+    def __init__(self, buffer: _Buffer, start: int, stop: int, position: int) -> None:
+        self._buffer, self._start, self._stop = buffer, start, stop
+        self.position = position  # of the frame that comes next
+
+    @classmethod
+    def empty(cls, layers: int, tokens: int, heads: int, head_dim: int, window: int) -> Memory:
+        return cls(_Buffer(layers, tokens, heads, head_dim, window), 0, 0, 0)
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def layer(self, index: int, newest: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the `newest` frames, each (N, h, min(newest, T), d)."""
+        first = max(self._start, self._stop - newest)
+        data = self._buffer.data[index]
+        return data[0, :, :, first : self._stop], data[1, :, :, first : self._stop]
+
+    def append(self, keys_values: Tensor, window: int) -> Memory:
+        """keys_values (L, 2, N, h, T, d) of the frames that follow."""
+        frames = keys_values.shape[4]
+        keep = min(window - 1, len(self) + frames)
+        buffer, stop = self._buffer, self._stop
+        if buffer.filled != stop or stop + frames > buffer.capacity:
+            held = self._buffer.data[..., self._start : self._stop, :]
+            buffer = self._buffer.like(frames)
+            buffer.data[..., : held.shape[4], :] = held
+            stop = held.shape[4]
+        buffer.data[..., stop : stop + frames, :] = keys_values
+        buffer.filled = stop + frames
+        return Memory(buffer, buffer.filled - keep, buffer.filled, self.position + frames)
+
+
+class _Buffer:
+    def __init__(
+        self, layers: int, tokens: int, heads: int, head_dim: int, window: int, extra: int = 0
+    ) -> None:
+        self._shape = (layers, tokens, heads, head_dim, window)
+        self.capacity = 2 * window + extra
+        self.data = torch.zeros(layers, 2, tokens, heads, self.capacity, head_dim)
+        self.filled = 0
+
+    def like(self, extra: int) -> _Buffer:
+        return _Buffer(*self._shape, extra)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Branches that leave the same present: memory, tokens (N, D), controls (R, H, C), condition (D,)."""
+
+    memory: Memory
+    tokens: Tensor
+    controls: Tensor
+    condition: Tensor
+
+
+class Dynamics(nn.Module):
+    def __init__(
+        self, width: int, heads: int, layers: int, window: int, tokens: int, control_dim: int
+    ) -> None:
+        super().__init__()
+        self.width, self.heads, self.window = width, heads, window
+        self.tokens = tokens + 1  # one more for the control
+        self.control_in = nn.Sequential(
+            nn.Linear(control_dim, width), nn.SiLU(), nn.Linear(width, width)
+        )
+        self.tokens_in = nn.Linear(width, width)
+        self.position = nn.Parameter(torch.randn(self.tokens, width) * 0.02)
+        self.layers = nn.ModuleList(DividedLayer(width, heads, window) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.difference = nn.Linear(width, width)
+        nn.init.zeros_(self.difference.weight)
+        nn.init.zeros_(self.difference.bias)
+
+    def enter(self, tokens: Tensor, controls: Tensor, condition: Tensor) -> Tensor:
+        """tokens (B, T, N, D), controls (B, T, C), condition (B, D) -> (B, T, 1 + N, D)."""
+        B, T, C = controls.shape
+        control = self.control_in(pad_rows(controls.reshape(B * T, C)))[: B * T].view(B, T, -1)
+        control = control + condition[:, None]
+        control = control[:, :, None].to(tokens.dtype)
+        return torch.cat((control, self.tokens_in(tokens)), 2) + self.position
+
+    def leave(self, tokens: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The next frame's tokens (B, T, N, D) and the control token (B, T, D)."""
+        x = self.norm(x)
+        after = F.layer_norm((tokens + self.difference(x[:, :, 1:])).float(), (self.width,))
+        return after.to(x.dtype), x[:, :, 0]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        controls: Tensor,
+        condition: Tensor,
+        cache: list[LayerCache] | None = None,
+        position: int = 0,
+    ) -> tuple[Tensor, Tensor, list[LayerCache]]:
+        """All frames at once; tokens (B, T, N, D) -> next tokens, control tokens (B, T, D), cache."""
+        T = tokens.shape[1]
+        table = rotary(torch.arange(position, position + T), self.width // self.heads)
+        x = self.enter(tokens, controls, condition)
+        caches = []
+        for index, layer in enumerate(self.layers):
+            x, layer_cache = layer(x, table, None if cache is None else cache[index])
+            caches.append(layer_cache)
+        after, control_token = self.leave(tokens, x)
+        return after, control_token, caches
+
+    def absorb(
+        self, memory: Memory, tokens: Tensor, controls: Tensor, condition: Tensor
+    ) -> tuple[Memory, Tensor]:
+        """Encode T frames at once: tokens (T, N, D), controls (T, C) -> memory, (L, 2, N, h, T, d)."""
+        T, D = tokens.shape[0], self.width
+        table = rotary(torch.arange(memory.position, memory.position + T), D // self.heads)
+        x = self.enter(tokens[None], controls[None], condition[None])
+        made = []
+        for index, layer in enumerate(self.layers):
+            q, k, v = layer.project(x, table)
+            made.append(torch.stack((k, v)))  # (2, N, h, T, d)
+            past_k, past_v = memory.layer(index, self.window - 1)
+            keys, values = torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)
+            mask = band_mask(T, keys.shape[2], self.window)
+            x = layer.finish(x, attend(q, keys, values, mask))
+        keys_values = torch.stack(made)
+        return memory.append(keys_values, self.window), keys_values
+
+    def rollout(
+        self, groups: Sequence[Group], checkpoint: Callable[[], None] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Predict H steps for all branches of all groups, R rows in total.
+
+        Returns tokens (R, H, N, D), control tokens (R, H, D) and the keys and values of the present
+        frame (R, L, 2, N, h, d). Linear layers see all rows at once; temporal attention sees the
+        shared past of each group, in blocks of a fixed number of rows, and each row's own steps.
+        """
+        counts = [len(group.controls) for group in groups]
+        controls = torch.cat([group.controls for group in groups])  # (R, H, C)
+        repeat = torch.tensor(counts)
+        tokens = torch.stack([g.tokens for g in groups]).repeat_interleave(repeat, 0)[:, None]
+        condition = torch.stack([g.condition for g in groups]).repeat_interleave(repeat, 0)
+        R, H = controls.shape[:2]
+        N, h, d = self.tokens, self.heads, self.width // self.heads
+        own = torch.zeros(len(self.layers), 2, R, N, h, H, d)
+        out_tokens, out_control = [], []
+        for step in range(H):
+            tables = [rotary(torch.tensor([g.memory.position + step]), d) for g in groups]
+            x = self.enter(tokens, controls[:, step : step + 1], condition)  # (R, 1, N, D)
+            for index, layer in enumerate(self.layers):
+                q, k, v = _project_rows(layer, x, tables, counts)  # (R, N, h, 1, d)
+                own[index, 0, :, :, :, step], own[index, 1, :, :, :, step] = (
+                    k[..., 0, :],
+                    v[..., 0, :],
+                )
+                attended = []
+                row = 0
+                for group, count in zip(groups, counts, strict=True):
+                    rows = slice(row, row + count)
+                    past = group.memory.layer(index, self.window - 1 - step)
+                    mine = own[index, :, rows, :, :, max(0, step + 1 - self.window) : step + 1]
+                    attended.append(_attend_branches(q[rows], past, mine))
+                    row += count
+                x = layer.finish(x, torch.cat(attended).reshape(R * N, h, 1, d))
+                if checkpoint is not None:
+                    checkpoint()
+            tokens, control_token = self.leave(tokens, x)
+            out_tokens.append(tokens)
+            out_control.append(control_token)
+        present = own[:, :, :, :, :, 0].permute(2, 0, 1, 3, 4, 5)  # (R, L, 2, N, h, d)
+        return torch.cat(out_tokens, 1), torch.cat(out_control, 1), present
+
+
+def _project_rows(
+    layer: DividedLayer, x: Tensor, tables: list[tuple[Tensor, Tensor]], counts: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of one step for rows at different positions, each (R, N, h, 1, d)."""
+    R, _, N, D = x.shape
+    q, k, v = layer.time.project(layer.norm_time(x).transpose(1, 2).reshape(R * N, 1, D))
+    shape = (R, N, *q.shape[1:])
+    repeat = torch.tensor(counts)
+    cos = torch.stack([t[0] for t in tables]).repeat_interleave(repeat, 0)[:, None, None]
+    sin = torch.stack([t[1] for t in tables]).repeat_interleave(repeat, 0)[:, None, None]
+    return rotate(q.view(shape), (cos, sin)), rotate(k.view(shape), (cos, sin)), v.view(shape)
+
+
+def _attend_branches(q: Tensor, past: tuple[Tensor, Tensor], own: Tensor) -> Tensor:
+    """q (R, N, h, 1, d); past keys and values (N, h, T, d); own (2, R, N, h, S, d) -> like q."""
+    R, N, h, _, d = q.shape
+    keys, values = (t.reshape(N * h, t.shape[2], d) for t in past)
+    T = keys.shape[1]
+    q = q * d**-0.5
+    mine = q @ own[0].transpose(-1, -2)  # (R, N, h, 1, S)
+    out = torch.empty_like(q)
+    for first in range(0, R, _ROWS):
+        block = q[first : first + _ROWS]
+        rows = block.shape[0]
+        padded = torch.zeros(N * h, _ROWS, d)
+        padded[:, :rows] = block[:, :, :, 0].permute(1, 2, 0, 3).reshape(N * h, rows, d)
+        shared = (padded @ keys.transpose(-1, -2))[:, :rows]  # (N * h, rows, T)
+        shared = shared.view(N, h, rows, T).permute(2, 0, 1, 3)[:, :, :, None]  # (rows, N, h, 1, T)
+        weight = torch.cat((shared, mine[first : first + rows]), -1).softmax(-1)
+        past_weight = torch.zeros(N * h, _ROWS, T)
+        past_weight[:, :rows] = weight[..., 0, :T].permute(1, 2, 0, 3).reshape(N * h, rows, T)
+        from_past = (past_weight @ values)[:, :rows].view(N, h, rows, d).permute(2, 0, 1, 3)
+        from_own = weight[..., T:] @ own[1][first : first + rows]  # (rows, N, h, 1, d)
+        out[first : first + rows] = from_past[:, :, :, None] + from_own
+    return out

@@ -1,0 +1,309 @@
+"""The reference world model behind the `WorldModel` protocol: weights from disk, NumPy in and out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from worldserve.models.dynamics import Group, Memory
+from worldserve.models.network import NetworkConfig, WorldNetwork
+from worldserve.models.protocol import (
+    Absorbed,
+    Checkpoint,
+    Float,
+    ModelSpec,
+    Pixels,
+    RolloutInput,
+    RolloutOutput,
+)
+
+__all__ = ["ReferenceWorldModel", "Statistics", "save_weights"]
+
+_CHUNK = 32  # frames encoded at once
+_MAX_HORIZON = 16
+_WEIGHTS, _CONFIG = "weights.safetensors", "config.json"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the training data: physics_mean, physics_std (7,) in SI units; state_scale (S,)."""
+
+    physics_mean: Float
+    physics_std: Float
+    state_scale: Float
+
+
+class ReferenceWorldModel:
+    """Implements `worldserve.models.protocol.WorldModel`.
+
+    Determinism: every linear layer sees rows of frames (66 and more), attention to a shared past and
+    the read-out see blocks of a fixed number of rows, so a batch gives the bits of its members.
+    """
+
+    def __init__(
+        self,
+        network: WorldNetwork,
+        statistics: Statistics,
+        digest: str,
+        dtype: str = "float32",
+        generator_steps: int = 1,
+    ) -> None:
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype {dtype!r}; known: {', '.join(_DTYPES)}")
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._network = network.eval().to(memory_format=torch.channels_last)
+        self._dtype = _DTYPES[dtype]
+        self._steps = generator_steps
+        self._statistics = statistics
+        config = network.config
+        self._config = config
+        self._spec = ModelSpec(
+            name="reference",
+            version="1",
+            weights_digest=digest,
+            dtype=dtype,
+            control_dim=config.control_dim,
+            state_dim=config.state.size,
+            frame_px=(config.frame_px, config.frame_px),
+            window=config.window,
+            receptive_field=config.dynamics_layers * (config.window - 1) + 1,
+            max_horizon=_MAX_HORIZON,
+            physics_names=_PHYSICS_NAMES,
+            physical=config.state.physical,
+            semantic=(config.state.flags[0], config.state.operations[1]),
+            state_scale=statistics.state_scale,
+            operations=config.operations,
+            views=config.views,
+        )
+
+    @classmethod
+    def load(
+        cls, directory: Path, dtype: str = "float32", threads: int | None = None, **options: Any
+    ) -> ReferenceWorldModel:
+        """Read `config.json` and `weights.safetensors`; threads: torch threads of this process."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        path = Path(directory) / _WEIGHTS
+        raw = json.loads((Path(directory) / _CONFIG).read_text())
+        network = WorldNetwork(NetworkConfig.from_dict(raw["network"]))
+        tensors = {name: tensor.float() for name, tensor in load_file(path).items()}
+        network.load_state_dict(tensors)
+        statistics = Statistics(
+            **{k: np.asarray(v, np.float32) for k, v in raw["statistics"].items()}
+        )
+        digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return cls(network, statistics, digest, dtype, **options)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def network(self) -> WorldNetwork:
+        return self._network
+
+    def condition(self, prompt: str, view: str) -> tuple[Any, bytes]:
+        if view and view not in self._config.views:
+            raise ValueError(f"view {view!r}; this model knows: {', '.join(self._config.views)}")
+        view = view or self._config.views[0]
+        with self._inference():
+            condition = self._network.condition([prompt], [self._config.views.index(view)])[0]
+        return condition.float(), f"{view}\0{prompt}".encode()
+
+    def embed(self, frames: Pixels) -> Float:
+        with self._inference():
+            tokens = [
+                self._network.embedder(_to_images(frames[i : i + _CHUNK]))
+                for i in range(0, len(frames), _CHUNK)
+            ]
+            out: Float = torch.cat(tokens).float().numpy()
+            return out
+
+    def assemble(self, slices: Sequence[Float], position: int) -> Memory:
+        dynamics = self._network.dynamics
+        heads, head_dim = dynamics.heads, dynamics.width // dynamics.heads
+        memory = Memory.empty(
+            len(dynamics.layers), dynamics.tokens, heads, head_dim, dynamics.window
+        )
+        memory.position = position - len(slices)
+        if not slices:
+            return memory
+        stacked = torch.from_numpy(np.stack(slices))  # (T, L, 2, N, D)
+        T, L, _, N, _ = stacked.shape
+        stacked = stacked.view(T, L, 2, N, heads, head_dim).permute(1, 2, 3, 4, 0, 5)
+        return memory.append(stacked, dynamics.window)
+
+    def absorb(self, memory: Memory, tokens: Float, controls: Float, conditioning: Any) -> Absorbed:
+        if len(tokens) == 1:  # the very computation of a rollout's first step
+            [out] = self.rollout([RolloutInput(memory, tokens[0], controls, conditioning)])
+            return Absorbed(self._extend(memory, out.slice), (out.slice,), out.tokens[0])
+        slices: list[Float] = []
+        with self._inference():
+            e, c = torch.from_numpy(tokens), torch.from_numpy(controls)
+            for i in range(0, len(e) - 1, _CHUNK):
+                part = slice(i, min(i + _CHUNK, len(e) - 1))
+                memory, made = self._network.dynamics.absorb(memory, e[part], c[part], conditioning)
+                slices += list(_to_slices(made))
+        # The last frame goes by the path of a rollout: its prediction is wanted, and its slice is
+        # then the one that an advance from there would make.
+        last = self.absorb(memory, tokens[-1:], controls[-1:], conditioning)
+        return Absorbed(last.memory, (*slices, *last.slices), last.predicted_tokens)
+
+    def rollout(
+        self, inputs: Sequence[RolloutInput], checkpoint: Checkpoint | None = None
+    ) -> list[RolloutOutput]:
+        groups, members = _group(inputs)
+        with self._inference():
+            tokens, control_tokens, present = self._network.dynamics.rollout(groups, checkpoint)
+            R, H = tokens.shape[:2]
+            states = self._network.read(tokens.flatten(0, 1), control_tokens.flatten(0, 1))
+        states_np = states.view(R, H, -1).numpy()
+        tokens_np = tokens.float().numpy()
+        slices = present.flatten(-2).float().numpy()  # (R, L, 2, N, D)
+        outputs: list[RolloutOutput | None] = [None] * len(inputs)
+        for row, index in enumerate(members):
+            outputs[index] = RolloutOutput(tokens_np[row], states_np[row], slices[row])
+        return [out for out in outputs if out is not None]
+
+    def generate(
+        self,
+        last_frames: Sequence[Pixels],
+        tokens: Sequence[Float],
+        seeds: Sequence[int],
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Pixels]:
+        made = []
+        for frame, predicted, seed in zip(last_frames, tokens, seeds, strict=True):
+            with self._inference():
+                last = _to_images(frame[None]).expand(len(predicted), -1, -1, -1)
+                draw = np.random.default_rng(seed).standard_normal(last.shape, np.float32)
+                image = self._network.generator.sample(
+                    last,
+                    torch.from_numpy(predicted),
+                    torch.from_numpy(draw),
+                    self._steps,
+                    checkpoint,
+                )
+                made.append(_to_pixels(image))
+        return made
+
+    def physics(self, states: Float) -> Float:
+        stop = self._config.state.physical[1]
+        metric = states[..., :stop] * self._statistics.physics_std + self._statistics.physics_mean
+        first, last = self._config.state.flags
+        flags = 1 / (1 + np.exp(-states[..., first:last]))
+        return np.concatenate((metric, flags), -1).astype(np.float32)
+
+    def confidence(self, states: Float) -> float:
+        return float(self._operation_probabilities(states).max())
+
+    def operation(self, states: Float) -> str:
+        return self._config.operations[int(self._operation_probabilities(states).argmax())]
+
+    def _operation_probabilities(self, states: Float) -> NDArray[np.float64]:
+        first = self._config.state.operations[0]
+        logits = states[..., first : first + len(self._config.operations)].mean(0, dtype=np.float64)
+        weights: NDArray[np.float64] = np.exp(logits - logits.max())
+        return weights / weights.sum()
+
+    def _extend(self, memory: Memory, made: Float) -> Memory:
+        dynamics = self._network.dynamics
+        heads = dynamics.heads
+        L, _, N, D = made.shape
+        keys_values = torch.from_numpy(made).view(L, 2, N, heads, 1, D // heads)
+        return memory.append(keys_values, dynamics.window)
+
+    def _inference(self) -> Any:
+        return _Inference(self._dtype)
+
+
+class _Inference:
+    """torch.no_grad and, where asked for, bfloat16 autocast."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._mode = torch.no_grad()
+        self._cast = torch.autocast("cpu", dtype, enabled=dtype is not torch.float32)
+
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+        self._cast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._cast.__exit__(*error)
+        self._mode.__exit__(*error)
+
+
+_PHYSICS_NAMES = (
+    "gripper_x_m",
+    "gripper_y_m",
+    "gripper_z_m",
+    "gripper_opening_m",
+    "object_x_m",
+    "object_y_m",
+    "object_z_m",
+    "grasped",
+    "succeeded",
+)
+
+
+def save_weights(
+    directory: Path,
+    network: WorldNetwork,
+    statistics: Statistics,
+    card: dict[str, Any] | None = None,
+) -> None:
+    """Write float16 `weights.safetensors` and `config.json` (network, statistics, training card)."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().half().contiguous() for name, t in network.state_dict().items()}
+    save_file(tensors, directory / _WEIGHTS)
+    raw = {
+        "network": asdict(network.config),
+        "statistics": {k: v.tolist() for k, v in asdict(statistics).items()},
+        "training": card or {},
+    }
+    (directory / _CONFIG).write_text(json.dumps(raw, indent=1) + "\n")
+
+
+def _group(inputs: Sequence[RolloutInput]) -> tuple[list[Group], list[int]]:
+    """Inputs that leave the same present become one group; members[row] is an index into inputs."""
+    by_present: dict[tuple[int, int, int], list[int]] = {}
+    for index, item in enumerate(inputs):
+        key = (id(item.memory), id(item.tokens), id(item.conditioning))
+        by_present.setdefault(key, []).append(index)
+    groups = [
+        Group(
+            memory=inputs[rows[0]].memory,
+            tokens=torch.from_numpy(inputs[rows[0]].tokens),
+            controls=torch.from_numpy(np.stack([inputs[i].controls for i in rows])),
+            condition=inputs[rows[0]].conditioning,
+        )
+        for rows in by_present.values()
+    ]
+    return groups, [index for rows in by_present.values() for index in rows]
+
+
+def _to_images(frames: Pixels) -> Tensor:
+    """(T, h, w, 3) uint8 -> (T, 3, h, w) in [-1, 1]."""
+    return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def _to_pixels(images: Tensor) -> Pixels:
+    scaled = ((images + 1) * 127.5).round().clamp(0, 255).byte()
+    return np.ascontiguousarray(scaled.permute(0, 2, 3, 1).numpy())
+
+
+def _to_slices(keys_values: Tensor) -> Float:
+    """(L, 2, N, h, T, d) -> (T, L, 2, N, D)."""
+    moved = keys_values.permute(4, 0, 1, 2, 3, 5).flatten(-2)
+    return np.ascontiguousarray(moved.float().numpy())

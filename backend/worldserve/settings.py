@@ -1,0 +1,121 @@
+"""What a run may be told, and what the machine grants it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ctrlcache.errors import ConfigError
+from worldserve import processes
+
+__all__ = ["ColdStore", "Endpoints", "RuntimeConfig", "free_ports", "usable_cores"]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ColdStore:
+    """An external MinIO/S3: `endpoint` as host:port, `tls`, credentials in a file of mode 0600.
+
+    Without a file they come from CTRLCACHE_S3_ACCESS_KEY and CTRLCACHE_S3_SECRET_KEY.
+    """
+
+    endpoint: str
+    tls: bool = True
+    credentials_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Port 0: any free one. warm_dir and objects_dir None: inside the run directory, gone with it.
+
+    cold: "embedded" starts an S3 gateway of this run, "none" goes without, or an external store.
+    parameters: settings of the models, `key` for all or `model.key` for one.
+    models: those to load, all of the repository by default. canary: the model that must answer.
+    """
+
+    model_repository: Path
+    models: tuple[str, ...] = ()
+    canary: str = "world_model"
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    gateway_port: int = 0
+    instances: int | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    cold: ColdStore | str = "embedded"
+    warm_dir: Path | None = None
+    objects_dir: Path | None = None
+    run_dir: Path | None = None
+    shm: Path = processes.SHM
+    ready_timeout_s: float = 180.0
+    flush_timeout_s: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not self.model_repository.is_dir():
+            raise ConfigError(
+                f"model_repository {str(self.model_repository)!r} is not a directory; "
+                "expected one that holds <model>/config.pbtxt"
+            )
+        for name in ("http_port", "grpc_port", "metrics_port", "gateway_port"):
+            port = getattr(self, name)
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"{name} is {port}; expected 0 (any free port) to 65535")
+        if self.instances is not None and self.instances < 1:
+            raise ConfigError(f"instances is {self.instances}; expected at least 1")
+        if isinstance(self.cold, str) and self.cold not in ("embedded", "none"):
+            raise ConfigError(
+                f"cold is {self.cold!r}; expected 'embedded', 'none' or an external store"
+            )
+        if self.host not in LOOPBACK:
+            warnings.warn(
+                f"the server listens on {self.host}: whoever reaches this address can use every "
+                "model and load or unload it; Triton has no access control of its own",
+                stacklevel=3,
+            )
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Each as host:port; gateway None where no gateway of this run was started."""
+
+    http: str
+    grpc: str
+    metrics: str
+    gateway: str | None = None
+
+
+def usable_cores() -> int:
+    """Cores this process may use: affinity, and the container's quota where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def free_ports(host: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The wanted ports with each 0 replaced by a free one; ConfigError names one that is taken."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        # All held at once, so that no port is handed out twice.
+        for port in wanted:
+            held = stack.enter_context(
+                socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            )
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                held.bind((host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"port {port} on {host} cannot be used ({error.strerror}); "
+                    "choose another one (--http-port, --grpc-port, --metrics-port)"
+                ) from None
+            ports.append(held.getsockname()[1])
+    return ports[0], ports[1], ports[2]

@@ -1,0 +1,197 @@
+"""Train the reference model: three stages, checkpoints, resume, loss curves.
+
+Learning rates follow steps, never the clock; a run that is stopped goes on from its checkpoint with
+the same random numbers. Weights are averaged (EMA) and stored in float16.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from worldserve.data.dataset import load_episodes
+from worldserve.data.suites import Suite
+from worldserve.models.network import NetworkConfig, WorldNetwork
+from worldserve.models.reference import Statistics, save_weights
+from worldserve.training.stages import TrainingData, frames_step, sequences_step, unrolled_step
+
+__all__ = ["STAGES", "Stage", "TrainConfig", "train"]
+
+Step = Callable[
+    [WorldNetwork, TrainingData, np.random.Generator, torch.Generator], dict[str, Tensor]
+]
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    step: Step
+    steps: int
+    learning_rate: float
+    ema: float
+
+
+STAGES = (
+    Stage("frames", frames_step, 2500, 2e-3, 0.995),
+    Stage("sequences", sequences_step, 3500, 8e-4, 0.998),
+    Stage("unrolled", unrolled_step, 3500, 5e-4, 0.998),
+)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """data: root of the generated shards; run: checkpoints and logs; out: where weights go."""
+
+    suite: Suite
+    data: Path
+    run: Path
+    out: Path
+    seed: int = 0
+    threads: int = 2
+    checkpoint_every: int = 250
+    stages: tuple[Stage, ...] = STAGES
+
+
+def train(config: TrainConfig) -> WorldNetwork:
+    """Run every stage that is not finished; returns the averaged network, also saved to `out`."""
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    config.run.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    episodes = load_episodes(config.data, config.suite, "train")
+    data = TrainingData.of(episodes)
+    operations = tuple(operation.name for operation in config.suite.operations)
+    views = tuple(camera.name for camera in config.suite.cameras)
+    network = WorldNetwork(NetworkConfig(operations=operations, views=views))
+    for number, stage in enumerate(config.stages):
+        if stage.name != "frames" and data.tokens is None:
+            data.embed(network)
+        _run_stage(config, stage, config.seed * 1000 + number, network, data)
+    card = {
+        "suite": config.suite.name,
+        "episodes": len(episodes),
+        "frames": int(np.prod(episodes.frames.shape[:2])),
+        "seed": config.seed,
+        "steps": {stage.name: stage.steps for stage in config.stages},
+        "minutes_this_run": round((time.monotonic() - started) / 60, 1),
+    }
+    scale = _state_scale(network, data)
+    save_weights(config.out, network, Statistics(data.mean, data.std, scale), card)
+    return network
+
+
+def _trained_parts(network: WorldNetwork, stage: str) -> list[torch.nn.Parameter]:
+    frozen = {id(p) for p in network.embedder.parameters()}
+    if stage == "frames":
+        return list(network.embedder.parameters())
+    return [p for p in network.parameters() if id(p) not in frozen]
+
+
+def _run_stage(
+    config: TrainConfig, stage: Stage, seed: int, network: WorldNetwork, data: TrainingData
+) -> None:
+    """Train `network` in place through one stage; it leaves with the averaged weights."""
+    path = config.run / f"{stage.name}.pt"
+    rng = np.random.default_rng(seed)
+    draw = torch.Generator().manual_seed(seed)
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    parameters = _trained_parts(network, stage.name)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    average = copy.deepcopy(network)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=stage.learning_rate, weight_decay=0.02, betas=(0.9, 0.98)
+    )
+    first = 0
+    if path.exists():
+        saved = torch.load(path, weights_only=False)
+        first = saved["step"]
+        network.load_state_dict(saved["network"])
+        average.load_state_dict(saved["average"])
+        if first < stage.steps:
+            optimizer.load_state_dict(saved["optimizer"])
+            rng.bit_generator.state = saved["rng"]
+            draw.set_state(saved["draw"])
+    log = (config.run / "log.jsonl").open("a")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        bar = progress.add_task(stage.name, total=stage.steps, completed=first)
+        losses: list[dict[str, float]] = []
+        clock = time.monotonic()
+        for step in range(first, stage.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = _learning_rate(stage, step)
+            with torch.autocast("cpu", torch.bfloat16):
+                parts = stage.step(network, data, rng, draw)
+            loss = torch.stack(list(parts.values())).sum()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            _average(average, network, min(stage.ema, (step + 1) / (step + 20)))
+            losses.append({name: value.item() for name, value in parts.items()})
+            losses[-1]["gradient_norm"] = norm.item()
+            progress.advance(bar)
+            if (step + 1) % 25 == 0:
+                mean = {k: round(float(np.mean([x[k] for x in losses])), 5) for k in losses[0]}
+                rate = (time.monotonic() - clock) / len(losses)
+                row = {"stage": stage.name, "step": step + 1, "s_per_step": round(rate, 3), **mean}
+                log.write(json.dumps(row) + "\n")
+                log.flush()
+                losses, clock = [], time.monotonic()
+            if (step + 1) % config.checkpoint_every == 0 or step + 1 == stage.steps:
+                state = {
+                    "step": step + 1,
+                    "network": network.state_dict(),
+                    "average": average.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "rng": rng.bit_generator.state,
+                    "draw": draw.get_state(),
+                }
+                partial = path.with_suffix(".partial")
+                torch.save(state, partial)
+                partial.replace(path)
+    log.close()
+    network.load_state_dict(average.state_dict())
+
+
+def _learning_rate(stage: Stage, step: int) -> float:
+    """Linear warm-up over 80 steps, then a cosine to 3 %."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
+    return stage.learning_rate * min(1.0, (step + 1) / 80) * (0.03 + 0.97 * cosine)
+
+
+@torch.no_grad()
+def _average(average: WorldNetwork, network: WorldNetwork, decay: float) -> None:
+    torch._foreach_lerp_(list(average.parameters()), list(network.parameters()), 1 - decay)
+
+
+@torch.no_grad()
+def _state_scale(network: WorldNetwork, data: TrainingData) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Standard deviation of every state dimension over predictions on training data."""
+    rng = np.random.default_rng(0)
+    states = []
+    for _ in range(60):
+        e, _, tokens, controls = data.window(rng, 4, 13)
+        condition = data.condition(network, rng, e)
+        with torch.autocast("cpu", torch.bfloat16):
+            states.append(network.predict(tokens[:, :-1], controls, condition)[1].flatten(0, 1))
+    scale = torch.cat(states).float().std(0).numpy()
+    return np.where(scale > 1e-4, scale, 1.0).astype(np.float32)
