@@ -3,9 +3,9 @@
     python benchmarks/eviction.py [--trace FILE ...] [--requests N] [--seeds N] [--json FILE]
 
 Each policy drives the same size-limited cache (sampled eviction as in the tiers, 64 candidates)
-over the same requests. Two offline rows know the future: `belady` drops what is needed last (optimal for
-equal sizes and costs) and `belady-cost` drops the least recompute-ms saved per byte and request of
-waiting (the exact optimum with sizes and costs is NP-hard; this is the usual strong stand-in).
+over the same requests. Two offline rows know the future: `belady` drops what is needed last
+(optimal for equal sizes and costs) and `belady-cost` drops the least recompute-ms saved per byte
+and request of waiting (the optimum with sizes and costs is NP-hard; this is the usual stand-in).
 
 A recorded trace is a text file, one request per line: `time_s id size_bytes cost_ms`.
 

@@ -13,6 +13,7 @@ from ctrlcache.tiers.base import Entry
 from ctrlcache.tiers.segments import Header
 
 __all__ = [
+    "TOMB",
     "USE",
     "Place",
     "SegmentRow",
@@ -27,8 +28,9 @@ __all__ = [
 Buffer: TypeAlias = bytes | memoryview
 #: segment, sequence, offset, header bytes, payload bytes, radius, curvature, created_s, cost_ms,
 #: head of the payload checksum, space; the control follows
-_PLACE = struct.Struct("<QQIIIdddf8s16s")
+_PLACE = struct.Struct("<QQIIIdddd8s16s")
 _ROW = struct.Struct("<QQQQQQ")
+TOMB = struct.Struct("<QQ")  # sequence, segment of the newest tombstone (0: none on disk)
 USE = struct.Struct("<fdd")  # hits, last_used_s, clock
 
 

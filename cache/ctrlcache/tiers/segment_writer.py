@@ -11,12 +11,14 @@ from pathlib import Path
 
 from ctrlcache.tiers import segments
 from ctrlcache.tiers.base import Entry
+from ctrlcache.tiers.places import SegmentRow
 from ctrlcache.tiers.segments import Header, checksum
 
 __all__ = ["Pending", "SegmentWriter"]
 
 #: A footer larger than this share of its segment is left out: small records are scanned as fast.
 _FOOTER_SHARE = 1 / 16
+_BLOCK = 4096
 _IOV = 512  # buffers per system call, below every system's IOV_MAX
 
 
@@ -73,10 +75,15 @@ class SegmentWriter:
         """Where the records of the active segment end."""
         return self._end
 
-    def overhead_bytes(self, group_bytes: int, records: int) -> int:
-        """At most this many bytes beyond the records themselves a group can add to the disk."""
-        headers = len(self._footer) + records * 256
-        return headers + 2 * (segments.TRAILER_BYTES + segments.SEGMENT_HEADER_BYTES)
+    def rows(self) -> dict[int, SegmentRow]:
+        """What the index should note of the active segment."""
+        return {self._number: SegmentRow(self._end, self._end)} if self._fd is not None else {}
+
+    def overhead_bytes(self, group: Sequence[Pending]) -> int:
+        """At most this many bytes beyond the records themselves does a group add to the disk."""
+        headers = sum(item.size_bytes - len(item.payload) for item in group)
+        fixed = segments.TRAILER_BYTES + segments.SEGMENT_HEADER_BYTES
+        return len(self._footer) + headers + 2 * fixed + 2 * _BLOCK
 
     def adopt(self, number: int, headers: Sequence[Header], end: int) -> None:
         """Go on appending to a segment that an earlier writer left unsealed."""

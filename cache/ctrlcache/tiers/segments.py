@@ -57,7 +57,7 @@ _TRAILER_MAGIC = b"CTRLEND\x01"
 _RECORD_MAGIC = b"cSc\xa7"
 #: magic, version, kind, control width (0xFFFF: no control), header bytes, payload bytes, segment,
 #: offset, sequence, id, space, radius, curvature, created_s, cost_ms, payload checksum
-_FIXED = struct.Struct("<4sBBHIIQQQ16s16sdddf4x16s")
+_FIXED = struct.Struct("<4sBBHIIQQQ16s16sdddd16s")
 _SEGMENT = struct.Struct("<8sQd24x16s")
 #: magic, segment, end of the records, footer bytes, header count, footer checksum, own checksum
 _TRAILER = struct.Struct("<8sIIII8x16s16s")
@@ -95,22 +95,33 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes [offset, end) of a segment hold no valid record; `torn`: nothing valid follows."""
+    """Bytes [offset, end) of a segment hold no valid record.
+
+    torn: nothing valid follows. cut: the file ends within the record, as an interrupted write
+    leaves it.
+    """
 
     segment: int
     offset: int
     end: int
     reason: str
     torn: bool
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a sealed segment says of itself; `headers` is None where they were not repeated."""
+    """What a sealed segment says of itself; `headers` is None where they were not repeated, or
+    (`damaged`) cannot be trusted."""
 
     end: int
     count: int
     headers: tuple[Header, ...] | None
+    damaged: bool = False
+
+
+class _CutOff(CorruptRecord):
+    """The file ends within the record."""
 
 
 # --- names ------------------------------------------------------------------------------------
@@ -296,7 +307,7 @@ def read_footer(fd: int, segment: int, size: int) -> Footer | None:
         return Footer(end, count, None)
     data = os.pread(fd, footer_bytes, end)
     if len(data) != footer_bytes or checksum(data) != digest:
-        return Footer(end, count, None)
+        return Footer(end, count, None, damaged=True)
     headers: list[Header] = []
     at = 0
     try:
@@ -307,7 +318,7 @@ def read_footer(fd: int, segment: int, size: int) -> Footer | None:
             headers.append(header)
             at += header.header_bytes
     except CorruptRecord:
-        return Footer(end, count, None)
+        return Footer(end, count, None, damaged=True)
     return Footer(end, count, tuple(headers))
 
 
@@ -355,7 +366,8 @@ def scan(
             known = _valid_header(window, segment, at, end)
             resume = known.end if known else _resync(fd, segment, at + 1, end)
             torn = resume is None or resume >= end
-            yield Damage(segment, at, end if resume is None else resume, str(error), torn)
+            stop = end if resume is None else resume
+            yield Damage(segment, at, stop, str(error), torn, isinstance(error, _CutOff))
             if resume is None:
                 return
             at = resume
@@ -368,13 +380,15 @@ def scan(
 def _header_at(window: _Window, segment: int, at: int, end: int) -> Header:
     fixed = window.at(at, _FIXED.size)
     if len(fixed) < _FIXED.size:
-        raise CorruptRecord("header is cut off")
+        raise _CutOff("header is cut off")
     size = int(_FIXED.unpack_from(fixed, 0)[4])
     if not _FIXED.size < size <= header_bytes(MAX_CONTROL_DIM):
         raise CorruptRecord("header length is wrong")
+    if at + size > end and bytes(fixed[:4]) == _RECORD_MAGIC:
+        raise _CutOff("header is cut off")
     header = parse_header(window.at(at, size), 0, segment, at)
     if header.end > end:
-        raise CorruptRecord("payload is cut off")
+        raise _CutOff("payload is cut off")
     return header
 
 

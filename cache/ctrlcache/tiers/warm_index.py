@@ -25,6 +25,7 @@ from ctrlcache.eviction import Usage, used
 from ctrlcache.index import DATABASES, ControlHashIndex
 from ctrlcache.tiers.base import Candidate, Entry
 from ctrlcache.tiers.places import (
+    TOMB,
     USE,
     Buffer,
     Place,
@@ -57,17 +58,17 @@ class WarmIndex:
             # LMDB maps its lock file; a page that cannot be had would kill the process.
             if room.f_bavail * room.f_frsize < _FREE_BYTES:
                 raise TierUnavailable(f"no room for the index: {path.parent} is full")
+            _allocate(path / "lock.mdb")
             self._env = lmdb.open(
                 str(path),
                 map_size=map_bytes,
-                max_dbs=6 + DATABASES,
+                max_dbs=7 + DATABASES,
                 max_readers=_READERS,
                 sync=False,
                 metasync=False,
                 readahead=False,
                 max_spare_txns=16,
             )
-            _allocate(path / "lock.mdb")
         except (OSError, lmdb.Error) as error:
             raise TierUnavailable(f"cannot open the index in {path}: {error}") from error
         with self._writing():
@@ -77,12 +78,14 @@ class WarmIndex:
         self._segments = self._env.open_db(b"segments")
         self._tombs = self._env.open_db(b"tombs")
         self._uses = self._env.open_db(b"uses")
+        self._pending = self._env.open_db(b"pending")
         self._meta = self._env.open_db(b"meta")
         self._controls = ControlHashIndex(self._env, "warm")
         self._env.reader_check()
         if self.note("layout") not in (None, _LAYOUT):
             self.clear()
-        self.set_note("layout", _LAYOUT)
+        else:
+            self.set_note("layout", _LAYOUT)
 
     def close(self) -> None:
         self._env.close()
@@ -152,10 +155,16 @@ class WarmIndex:
                 found = cursor.next()
         return ids
 
-    def tombstones(self) -> dict[bytes, int]:
-        """Id -> sequence of every deletion that still matters."""
+    def tombstones(self, segment: int) -> dict[bytes, int]:
+        """Id -> sequence of the deletions whose (newest) tombstone lies in `segment`."""
         with self._env.begin(self._tombs) as txn:
-            return {key: int.from_bytes(value, "big") for key, value in txn.cursor()}
+            rows = [(bytes(key), *TOMB.unpack(value)) for key, value in txn.cursor()]
+        return {id: sequence for id, sequence, where in rows if where == segment}
+
+    def pending(self) -> list[bytes]:
+        """Ids that were deleted here and have no tombstone on disk yet."""
+        with self._env.begin(self._pending) as txn:
+            return [bytes(key) for key, _ in txn.cursor()]
 
     def usages(self, places: Collection[Place]) -> list[Usage]:
         with self._env.begin(self._uses) as txn:
@@ -184,6 +193,10 @@ class WarmIndex:
             value = txn.get(name.encode())
         return None if value is None else bytes(value)
 
+    def newest_sequence(self) -> int:
+        """The highest sequence of any record or tombstone that was published."""
+        return int.from_bytes(self.note("sequence") or b"", "big")
+
     # --- writing ------------------------------------------------------------------------------
 
     def set_note(self, name: str, value: bytes) -> None:
@@ -206,7 +219,9 @@ class WarmIndex:
         live = 0
         with self._writing() as txn:
             fresh: list[Entry] = []
+            newest = int.from_bytes(txn.get(b"sequence", b"", db=self._meta), "big")
             for header in headers:
+                newest = max(newest, header.sequence)
                 change.oldest[header.segment] = min(
                     header.sequence, change.oldest.get(header.segment, header.sequence)
                 )
@@ -217,6 +232,7 @@ class WarmIndex:
                     live += self._accept(txn, header, change, fresh)
             self._file(txn, fresh)
             self._apply(txn, change, rows or {})
+            txn.put(b"sequence", newest.to_bytes(8, "big"), db=self._meta)
         return live
 
     def forget(self, ids: Iterable[bytes], expect: Mapping[bytes, Place] | None = None) -> int:
@@ -233,6 +249,23 @@ class WarmIndex:
                     continue
                 self._remove(txn, place, change)
                 txn.delete(id, db=self._uses)
+                count += 1
+            self._apply(txn, change, {})
+        return count
+
+    def forget_for_good(self, ids: Iterable[bytes]) -> int:
+        """Take records out and remember to have their tombstones written by whoever may."""
+        change = _Change()
+        count = 0
+        with self._writing() as txn:
+            for id in ids:
+                row = txn.get(id, db=self._places)
+                if row is None:
+                    continue
+                place = unpack_place(id, row)
+                self._remove(txn, place, change)
+                txn.put(id, TOMB.pack(place.sequence + 1, 0), db=self._tombs)
+                txn.put(id, b"", db=self._pending)
                 count += 1
             self._apply(txn, change, {})
         return count
@@ -268,6 +301,12 @@ class WarmIndex:
             for id in ids:
                 txn.delete(id, db=self._tombs)
 
+    def settle_pending(self, ids: Iterable[bytes]) -> None:
+        """The tombstones of `ids` are on disk."""
+        with self._writing() as txn:
+            for id in ids:
+                txn.delete(id, db=self._pending)
+
     def add_uses(self, counts: Mapping[bytes, tuple[int, float]], clock: float) -> None:
         """counts: id -> (new uses, time of the last one in seconds)."""
         with self._writing() as txn:
@@ -292,9 +331,15 @@ class WarmIndex:
     def clear(self) -> None:
         """Forget everything, before a rebuild."""
         with self._writing() as txn:
-            for db in (self._places, self._members, self._segments, self._tombs, self._uses):
+            # Pending deletions stay: the segments do not know of them yet.
+            for db in (self._places, self._members, self._segments, self._uses, self._meta):
                 txn.drop(db, delete=False)
-            txn.drop(self._meta, delete=False)
+            for id, tomb in list(txn.cursor(self._tombs)):
+                if txn.get(id, db=self._pending) is None:
+                    txn.delete(id, db=self._tombs)
+                else:
+                    txn.put(id, TOMB.pack(TOMB.unpack(tomb)[0], 0), db=self._tombs)
+            txn.put(b"layout", _LAYOUT, db=self._meta)
             self._controls.clear(txn)
 
     def reap(self) -> None:
@@ -319,7 +364,7 @@ class WarmIndex:
     ) -> bool:
         id = header.entry.id
         buried = txn.get(id, db=self._tombs)
-        if buried is not None and int.from_bytes(buried, "big") > header.sequence:
+        if buried is not None and TOMB.unpack(buried)[0] > header.sequence:
             return False
         row = txn.get(id, db=self._places)
         if row is not None:
@@ -339,9 +384,10 @@ class WarmIndex:
 
     def _bury(self, txn: lmdb.Transaction, header: Header, change: _Change) -> None:
         id = header.entry.id
-        buried = txn.get(id, db=self._tombs)
-        if buried is None or int.from_bytes(buried, "big") < header.sequence:
-            txn.put(id, header.sequence.to_bytes(8, "big"), db=self._tombs)
+        found = txn.get(id, db=self._tombs)
+        rank = (header.sequence, header.segment)
+        if found is None or TOMB.unpack(found) < rank:
+            txn.put(id, TOMB.pack(*rank), db=self._tombs)
         row = txn.get(id, db=self._places)
         if row is not None and (place := unpack_place(id, row)).sequence < header.sequence:
             self._remove(txn, place, change)
@@ -395,10 +441,15 @@ class _Change:
 
 
 def _allocate(path: Path) -> None:
-    """Give every page of the lock file its memory now: a reader that takes a slot in a full
-    /dev/shm later on would be killed by SIGBUS."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
+    """Make the lock file with all its pages: a reader that takes a slot in a full /dev/shm later
+    on would be killed by SIGBUS. Only a new file may be touched: closing a descriptor of one that
+    LMDB has open would drop this process's locks on it."""
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, 64 * (_READERS + 4))
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
