@@ -120,6 +120,8 @@ class Fixed:
             return Admission(False, "unstable", 0.0)
         if not transferable:
             return Admission(False, "untransferable", 0.0)
+        if len(scores.jacobian) > self._trust.horizon:
+            return Admission(True, "exact-only", 0.0)
         return Admission(True, "trusted", self._reach)
 
     def accept(self, candidate: Candidate, max_error: float) -> float | None:
@@ -146,6 +148,8 @@ class Trust:
     def decide(self, scores: Scores) -> Admission:
         if self._trust is None:
             return Admission(True, "uncalibrated", 0.0)
+        if len(scores.jacobian) > self._trust.horizon:  # errors grow with the steps
+            return Admission(True, "exact-only", 0.0)
         radius = self._trust.radius(scores.curvature, self._max_error)
         return Admission(True, "trusted" if radius > 0 else "exact-only", radius)
 

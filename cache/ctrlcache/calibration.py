@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,11 @@ class TrustModel:
 
     Relative state errors, distances in control units. At most a share `delta` of accepted uses
     exceeds the bound (docs/trust.md says how that was calibrated and measured). `migration` names
-    what the bound holds for. stability_threshold and transferability_threshold: 25th percentiles
-    over the calibration couplets, which the policy `fixed` starts from; rho_max: 99th percentile of
-    their sensitivity. frame_distance: control distance up to which a neighbour's frames keep
-    `frame_psnr_db` in a share 1 - delta of pairs; frame_change: the same in terms of sensitivity x
-    distance. 0 means never.
+    what the bound holds for, `horizon` the longest trajectory. stability_threshold and
+    transferability_threshold: 25th percentiles over the calibration couplets, which the policy
+    `fixed` starts from; rho_max: 99th percentile of their sensitivity. frame_distance: control
+    distance up to which a neighbour's frames keep `frame_psnr_db` in a share 1 - delta of pairs;
+    frame_change: the same in terms of sensitivity x distance. 0 means never.
     """
 
     weights_digest: str
@@ -126,6 +127,11 @@ class TrustModel:
             return self.max_distance
         reach = ((max_error - self.floor) / touchy) ** (1 / self.distance_power)
         return float(min(reach, self.max_distance))
+
+    def mean_radius(self, curvature: NDArray[np.float64], budgets: Sequence[float]) -> float:
+        """Mean trust radius over couplets of these curvatures (n,) and over the budgets."""
+        each = [self.radius(float(c), budget) for c in curvature for budget in budgets]
+        return float(np.mean(each)) if each else 0.0
 
     def frame_radius(self, stability: float | None = None) -> float:
         """Distance within which a couplet's frames may stand for a neighbour's.

@@ -96,6 +96,13 @@ def test_trust_keeps_untrusted_couplets_for_exact_use() -> None:
     assert made == Admission(True, "exact-only", 0.0)
 
 
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_longer_trajectories_than_calibrated_are_exact_only(name: str) -> None:
+    """Errors grow with the horizon: beyond the calibrated one there is no bound to state."""
+    long = dataclasses.replace(scores(), jacobian=np.zeros((9, 3, 4), np.float16))
+    assert make_policy(name, TRUST, 0.05).decide(long) == Admission(True, "exact-only", 0.0)
+
+
 def test_fixed_applies_both_thresholds_and_one_distance() -> None:
     """The original scheme: unstable or untransferable couplets stay out, 0.03 is the end."""
     policy = Fixed(TRUST, 0.05)

@@ -1,0 +1,258 @@
+"""Calibrate the trust in approximate answers of one model: `ctrlcache calibrate model`.
+
+Generates held-out pairs of controls with the frozen model, through the `WorldModel` protocol only,
+and hands them to `ctrlcache.conformal`. The result goes beside the weights as `trust.json`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ctrlcache.calibration import TrustModel, trust_path
+from ctrlcache.conformal import BUDGETS, Pairs, fit
+from ctrlcache.errors import CalibrationError
+from ctrlcache.scores import relative_error
+from ctrlcache.transfer import Jacobian, Migration
+from worldserve.models.protocol import Pixels, WorldModel
+from worldserve.neighbourhood import ClipLike, Neighbourhood, Sampling, neighbourhood, presents
+
+__all__ = ["calibrate_model", "collect", "load_model", "model_command", "pairs_of", "psnr_db"]
+
+REFERENCE = "worldserve.models.reference:ReferenceWorldModel.load"
+_SUITES, _PROBE_RADII = ["kitchen"], [0.05, 0.1]
+_PER_CLIP = 8  # contexts of one clip, about a second apart: nearly independent scenes
+
+
+def collect(
+    model: WorldModel,
+    clips: Iterable[ClipLike],
+    contexts: int,
+    sampling: Sampling,
+    *,
+    migration: Migration | None = None,
+    frames_every: int = 4,
+    per_clip: int = _PER_CLIP,
+    seed: int = 0,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[float, Pairs]:
+    """Pairs per probe radius, from up to `contexts` contexts of `clips`.
+
+    frames_every: frames are generated and compared in every n-th context; 0: never.
+    """
+    rng = np.random.default_rng(seed)
+    parts: dict[float, list[Pairs]] = {r: [] for r in sampling.probe_radii}
+    points = itertools.islice(presents(model, clips, per_clip, rng, sampling.horizon), contexts)
+    for number, present in enumerate(points):
+        around = neighbourhood(model, present, rng, sampling)
+        with_frames = frames_every > 0 and number % frames_every == 0
+        psnr = _frames_psnr(model, around) if with_frames else None
+        for radius in sampling.probe_radii:
+            parts[radius].append(
+                pairs_of(around, number, radius, model.spec.state_scale, migration, psnr)
+            )
+        advance()
+    if not any(parts.values()):
+        raise CalibrationError("there are no clips to calibrate on")
+    return {radius: Pairs.join(made) for radius, made in parts.items()}
+
+
+def pairs_of(
+    around: Neighbourhood,
+    context: int,
+    radius: float,
+    scale: NDArray[np.float32],
+    migration: Migration | None = None,
+    psnr: NDArray[np.float64] | None = None,
+) -> Pairs:
+    """One couplet against each of its m queries. `psnr` (m,): see `Pairs.psnr_db`."""
+    move = migration or Jacobian()
+    scores = around.scores(radius, scale, move)
+    moved = move.migrate(around.own.states, scores.jacobian, around.control, around.query_controls)
+    m = len(around.answers)
+    return Pairs(
+        context=np.full(m, context),
+        curvature=np.full(m, scores.curvature),
+        sensitivity=np.full(m, scores.sensitivity),
+        transferability=np.full(m, scores.transferability),
+        distance=around.distances,
+        error=relative_error(moved, around.truths, scale),
+        psnr_db=np.full(m, np.nan) if psnr is None else psnr,
+    )
+
+
+def calibrate_model(
+    model: WorldModel,
+    clips: Iterable[ClipLike],
+    measured_on: Iterable[ClipLike] | None = None,
+    *,
+    contexts: int = 600,
+    sampling: Sampling | None = None,
+    delta: float = 0.05,
+    budgets: Sequence[float] = BUDGETS,
+    frames_every: int = 4,
+    seed: int = 0,
+    advance: Callable[[], None] = lambda: None,
+) -> tuple[TrustModel, dict[float, float]]:
+    """The calibration, and the mean trust radius that each probe radius would give.
+
+    Of several probe radii, the one with the largest mean trust radius is taken. `measured_on`:
+    clips for the coverage table, of as many contexts; without them a third of `clips` is set aside.
+    """
+    how = sampling or Sampling()
+    spec = model.spec
+    found = collect(
+        model, clips, contexts, how, frames_every=frames_every, seed=seed, advance=advance
+    )
+    apart: dict[float, Pairs] = {}
+    if measured_on is not None:
+        apart = collect(
+            model, measured_on, contexts, how, frames_every=0, seed=seed + 1, advance=advance
+        )
+    fitted = {
+        radius: fit(
+            pairs,
+            weights_digest=spec.weights_digest,
+            migration=Jacobian().name,
+            probe_radius=radius,
+            horizon=how.horizon,
+            delta=delta,
+            budgets=budgets,
+            measured=apart.get(radius),
+            seed=seed,
+        )
+        for radius, pairs in found.items()
+    }
+    reach = {r: trust.mean_radius(found[r].curvature, budgets) for r, trust in fitted.items()}
+    best = max(reach, key=lambda radius: reach[radius])
+    return fitted[best], reach
+
+
+def psnr_db(a: Pixels, b: Pixels) -> NDArray[np.float64]:
+    """Peak signal-to-noise ratio of frames (..., h, w, 3) in dB; identical frames count as 99."""
+    difference = a.astype(np.float64) - b
+    mse = np.square(difference).mean(axis=(-3, -2, -1))
+    ratio: NDArray[np.float64] = 10 * np.log10(255**2 / np.maximum(mse, 1e-12))
+    return np.minimum(ratio, 99.0)
+
+
+def _frames_psnr(model: WorldModel, around: Neighbourhood) -> NDArray[np.float64]:
+    """(m,): the couplet's frames against each query's own, the worst frame of the horizon."""
+    outputs = [around.own, *around.answers]
+    made = model.generate(
+        [around.present.frame] * len(outputs), [o.tokens for o in outputs], [0] * len(outputs)
+    )
+    own, others = made[0], np.stack(made[1:])  # (H, h, w, 3), (m, H, h, w, 3)
+    worst: NDArray[np.float64] = psnr_db(others, own).min(axis=-1)
+    return worst
+
+
+def load_model(loader: str, weights: Path) -> WorldModel:
+    """Call `loader`, written as package.module:name, with the directory of the weights."""
+    module, _, name = loader.partition(":")
+    if not name:
+        raise CalibrationError(f"a model loader is written package.module:name, got {loader!r}")
+    try:
+        made: Any = importlib.import_module(module)
+        for part in name.split("."):
+            made = getattr(made, part)
+        return cast(WorldModel, made(weights))
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        raise CalibrationError(
+            f"cannot load a model by {loader} from {weights}: {error}"
+        ) from error
+
+
+def model_command(
+    weights: Annotated[
+        Path, typer.Option(help="Directory of the weights; trust.json goes there.")
+    ] = Path("model_repository/world_model/1"),
+    data: Annotated[Path, typer.Option(help="Root of the generated episodes.")] = Path("data"),
+    suite: Annotated[
+        list[str], typer.Option(help="Suite; give it several times for several.")
+    ] = _SUITES,
+    contexts: Annotated[
+        int, typer.Option(help="Scenes per suite; twice that with --measure.")
+    ] = 600,
+    delta: Annotated[
+        float, typer.Option(help="Share of answers that may exceed the bound.")
+    ] = 0.05,
+    probe_radius: Annotated[
+        list[float], typer.Option(help="Several: the best one is found by measurement.")
+    ] = _PROBE_RADII,
+    measure: Annotated[
+        bool, typer.Option(help="Measure coverage on the test split, calibrate on validation.")
+    ] = True,
+    loader: Annotated[
+        str, typer.Option(help="How to load the model: module:callable.")
+    ] = REFERENCE,
+) -> None:
+    """Calibrate how far a model's cached answers can be trusted (writes trust.json)."""
+    from worldserve.data.dataset import clips
+    from worldserve.data.suites import get_suite
+
+    console = Console()
+    model = load_model(loader, weights)
+    suites = [get_suite(name) for name in suite]
+
+    def of(split: str) -> Iterable[ClipLike]:
+        return interleave([clips(data, s, split) for s in suites])
+
+    sampling = Sampling(probe_radii=tuple(probe_radius))
+    wanted = contexts * len(suites)
+    with Progress(
+        TextColumn("probing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    ) as progress:
+        bar = progress.add_task("contexts", total=wanted * (2 if measure else 1))
+        trust, reach = calibrate_model(
+            model,
+            of("validation"),
+            of("test") if measure else None,
+            contexts=wanted,
+            sampling=sampling,
+            delta=delta,
+            advance=lambda: progress.advance(bar),
+        )
+    path = trust_path(weights)
+    trust.save(path)
+    console.print(_summary(trust, reach))
+    console.print(f"written to {path}")
+
+
+def interleave(sources: Sequence[Iterable[ClipLike]]) -> Iterable[ClipLike]:
+    """One clip of each source in turn, until all are used up."""
+    for row in itertools.zip_longest(*sources):
+        yield from (clip for clip in row if clip is not None)
+
+
+def _summary(trust: TrustModel, reach: dict[float, float]) -> Table:
+    table = Table(title=f"trust of weights {trust.weights_digest[:12]}", title_justify="left")
+    for column in ("group", "budget", "accepted", "over bound", "share"):
+        table.add_column(column, justify="left" if column == "group" else "right")
+    for row in trust.coverage:
+        if row.accepted:
+            table.add_row(
+                row.group, f"{row.budget:g}", str(row.accepted), str(row.over), f"{row.share:.1%}"
+            )
+    radii = ", ".join(f"{r:g}: {mean:.3f}" for r, mean in reach.items())
+    table.caption = (
+        f"bound = {trust.floor:.2g} + {trust.q:.3g} (curvature + {trust.kappa0:.3g})"
+        f"^{trust.curvature_power:g} distance^{trust.distance_power:g}, up to "
+        f"{trust.max_distance:.2f}; frames within {trust.frame_distance:.3f}; mean trust radius "
+        f"by probe radius: {radii}"
+    )
+    return table
