@@ -1,8 +1,8 @@
 """Fixtures shared by all tests: the real tritonserver, started once, gone without a trace.
 
 `server` is one server over the project's own model repository for the whole session; tests use
-correlation ids of their own. `start_server` starts further ones (another repository, other settings)
-that live as long as the test.
+correlation ids of their own. `start_server` starts further ones (another repository, other
+settings) that live as long as the test.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def server() -> Iterator[Runtime]:
 
 @pytest.fixture
 def start_server() -> Iterator[StartServer]:
-    """Start further servers: `start_server(model_repository=..., instances=2, parameters={...})`."""
+    """Start more servers: `start_server(model_repository=..., instances=2, parameters={...})`."""
     with ExitStack() as stack:
 
         def factory(**settings: Any) -> Runtime:

@@ -7,6 +7,7 @@ model can refuse.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from typing import Any
@@ -83,11 +84,18 @@ class Canary:
             if not self._answered(error):
                 raise self._no_answer(error) from None
 
-    def restart(self) -> None:
-        """The model was loaded anew: connect and open the sequence again."""
+    def end(self) -> None:
+        """Give the batcher's slot back, where the model still answers, and disconnect."""
+        if self._started and self._inputs is not None:
+            with contextlib.suppress(self._grpc.InferenceServerException):
+                self._connection().infer(
+                    self.model,
+                    self._inputs,
+                    sequence_id=self._sequence,
+                    sequence_end=True,
+                    client_timeout=1.0,
+                )
         self.close()
-        self._inputs = None
-        self._started = False
 
     def close(self) -> None:
         if self._client is not None:
@@ -106,7 +114,7 @@ class Canary:
             # The batcher forgets a sequence that was idle for too long; open it anew next time.
             self._started = "sequence_start" in sequence and "must specify" not in str(error)
             return
-        self._started = True
+        self._started = self._sequential
 
     def _smallest(self, deadline_s: float) -> list[Any]:
         config = self._connection().get_model_config(

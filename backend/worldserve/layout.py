@@ -173,7 +173,7 @@ def _adjust(config: Any, model: str, parameters: Mapping[str, str], instances: i
 
 def _instances(config: Any) -> int:
     """What Triton will start on one device; without a group it starts one."""
-    return max(1, sum(group.count for group in config.instance_group))
+    return max(1, sum(int(group.count) for group in config.instance_group))
 
 
 def _parse(path: Path) -> Any:

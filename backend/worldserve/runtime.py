@@ -71,8 +71,9 @@ class Runtime:
                 self._prepare()
                 self._start_server()
                 self.wait_ready()
-            except BaseException:
-                self._failed = True
+            except BaseException as error:
+                # Its logs tell why; they stay.
+                self._failed = isinstance(error, StartFailed)
                 self.stop()
                 raise
             self._write_description()
@@ -133,7 +134,7 @@ class Runtime:
             except (grpcclient.InferenceServerException, NoAnswer) as error:
                 raise StartFailed(f"loading {model} again failed: {error}") from None
             finally:
-                canary.close()
+                canary.end()
 
     def wait_ready(self) -> None:
         """Return when the canary model has answered; StartFailed otherwise."""
@@ -151,7 +152,7 @@ class Runtime:
         except NoAnswer as error:
             raise self._failure(f"the server is ready, but no model answers: {error}") from None
         finally:
-            canary.close()
+            canary.end()
 
     def __enter__(self) -> Runtime:
         self.start()
@@ -241,7 +242,9 @@ class Runtime:
         )
         unknown = set(config.models) - set(self.instances)
         if unknown:
-            raise ConfigError(f"no such model: {sorted(unknown)}; there are {sorted(self.instances)}")
+            raise ConfigError(
+                f"no such model: {sorted(unknown)}; there are {sorted(self.instances)}"
+            )
         # Members first, so that an ensemble finds what it is made of.
         wanted = config.models or tuple(sorted(self.instances))
         self._ensembles = tuple(name for name in wanted if self.instances[name] == 0)
