@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ctrlcache.errors import CalibrationError, InvalidInput
 
-__all__ = ["DeviceCalibration", "OnlineCalibration", "as_samples"]
+__all__ = ["DeviceCalibration", "OnlineCalibration", "as_samples", "device_directory"]
 
 Float = NDArray[np.float32]
 Double = NDArray[np.float64]
@@ -27,6 +27,16 @@ Double = NDArray[np.float64]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EPSILON = 1e-8
 _FORMAT = 1
+
+
+def device_directory() -> Path:
+    """Where calibrated devices are kept unless told otherwise: $CTRLCACHE_DEVICES, or below the
+    user's configuration."""
+    chosen = os.environ.get("CTRLCACHE_DEVICES")
+    if chosen:
+        return Path(chosen)
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(config) / "ctrlcache" / "devices"
 
 
 def as_samples(values: ArrayLike, axes: int | None, name: str = "CONTROL") -> Double:
