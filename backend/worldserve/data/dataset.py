@@ -28,7 +28,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Episodes:
-    """All episodes of one split, stacked: frames (E, T, h, w, 3) of one camera, operation (E,) index."""
+    """All episodes of one split, stacked: frames (E, T, h, w, 3), operation (E,) indices."""
 
     frames: NDArray[np.uint8]
     controls: NDArray[np.float32]
@@ -44,7 +44,9 @@ def load_episodes(root: Path, suite: Suite, split: str, camera: int = 0) -> Epis
     """Everything generated so far of `split`; FileNotFoundError says how to make it."""
     parts: list[tuple[int, dict[str, NDArray[np.generic]]]] = []
     for index, operation in enumerate(suite.operations):
-        for path in sorted((root / suite.name / split).glob(f"{operation.name}-[0-9][0-9][0-9].npz")):
+        for path in sorted(
+            (root / suite.name / split).glob(f"{operation.name}-[0-9][0-9][0-9].npz")
+        ):
             with np.load(path) as shard:
                 arrays = {name: shard[name] for name in ("controls", "physics")}
                 arrays["frames"] = shard["frames"][:, :, camera]

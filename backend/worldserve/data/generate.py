@@ -51,7 +51,9 @@ def generate_suite(
         for operation in suite.operations
     ]
     missing = [
-        job for job in plan if not shard_path(root, suite.name, job[0].name, job[1].name, job[2]).exists()
+        job
+        for job in plan
+        if not shard_path(root, suite.name, job[0].name, job[1].name, job[2]).exists()
     ]
     made = {split.name: 0 for split in (splits or SPLITS).values()}
     columns = (

@@ -11,18 +11,19 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+# Both are read when mujoco is imported, so they come first.
 os.environ.setdefault("MUJOCO_GL", "osmesa")
 os.environ.setdefault("LP_NUM_THREADS", "0")
 warnings.filterwarnings("ignore", module="gymnasium|metaworld|glfw")
 
-import metaworld
-import mujoco
-import numpy as np
-from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-from metaworld.policies import ENV_POLICY_MAP
-from numpy.typing import NDArray
+import metaworld  # noqa: E402
+import mujoco  # noqa: E402
+import numpy as np  # noqa: E402
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS  # noqa: E402
+from metaworld.policies import ENV_POLICY_MAP  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
 
-from worldserve.data.suites import Camera, Operation, Suite
+from worldserve.data.suites import Camera, Operation, Suite  # noqa: E402
 
 __all__ = ["Episode", "MetaWorldSimulator"]
 
@@ -104,7 +105,9 @@ class MetaWorldSimulator:
 
     def _choose_configuration(self, seed: int, index: int) -> NDArray[np.float32]:
         if seed != self._seed:
-            self._tasks = metaworld.MT1(self._operation.environment, seed=seed).train_tasks
+            self._tasks = metaworld.MT1(  # type: ignore[no-untyped-call]
+                self._operation.environment, seed=seed
+            ).train_tasks
             self._seed = seed
         task = self._tasks[index]
         self._env.set_task(task)
@@ -154,7 +157,7 @@ class _Hand:
         self._left = int(rng.integers(15, 45))
         self._sigma = float(rng.choice([0.0, 0.1, 0.3]))
         self._drift = np.zeros(4)
-        self._policy = ENV_POLICY_MAP[environment]()
+        self._policy = _expert_policy(environment)
 
     def control(self, observation: NDArray[np.float64]) -> NDArray[np.float32]:
         rng = self._rng
@@ -162,7 +165,7 @@ class _Hand:
             self._expert = not self._expert
             self._left = int(rng.integers(15, 40) if self._expert else rng.integers(6, 20))
             self._sigma = float(rng.choice([0.0, 0.1, 0.3]))
-            self._policy = ENV_POLICY_MAP[self._environment]()
+            self._policy = _expert_policy(self._environment)
         self._left -= 1
         # An Ornstein-Uhlenbeck walk covers the control space smoothly.
         self._drift = 0.7 * self._drift + 0.6 * rng.normal(size=4)
@@ -172,6 +175,11 @@ class _Hand:
         else:
             action = self._drift.copy()
         return np.clip(action, -1, 1).astype(np.float32)
+
+
+def _expert_policy(environment: str) -> Any:
+    policy: Any = ENV_POLICY_MAP[environment]
+    return policy()
 
 
 def _free_camera(camera: Camera) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from worldserve.models.layers import (
     SelfAttention,
     attend,
     band_mask,
-    pad_rows,
+    in_blocks,
     rotary,
     rotate,
 )
@@ -67,7 +68,7 @@ class DividedLayer(nn.Module):
             first = max(0, keys - self.window)
             attended = attend(q, k[:, :, first:], v[:, :, first:])
         else:
-            attended = attend(q, k, v, band_mask(T, keys, self.window).to(q.device))
+            attended = attend(q, k, v, band_mask(T, keys, self.window, q.device))
         return self.finish(x, attended), (k, v)
 
 
@@ -83,8 +84,16 @@ class Memory:
         self.position = position  # of the frame that comes next
 
     @classmethod
-    def empty(cls, layers: int, tokens: int, heads: int, head_dim: int, window: int) -> Memory:
-        return cls(_Buffer(layers, tokens, heads, head_dim, window), 0, 0, 0)
+    def empty(cls, dynamics: Dynamics, position: int = 0) -> Memory:
+        """No frames yet; the next one is number `position`."""
+        shape = (len(dynamics.layers), 2, dynamics.tokens, dynamics.heads)
+        head_dim = dynamics.width // dynamics.heads
+        return cls(
+            _Buffer(dynamics.position.new_zeros(*shape, 2 * dynamics.window, head_dim)),
+            0,
+            0,
+            position,
+        )
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -102,7 +111,7 @@ class Memory:
         buffer, stop = self._buffer, self._stop
         if buffer.filled != stop or stop + frames > buffer.capacity:
             held = self._buffer.data[..., self._start : self._stop, :]
-            buffer = self._buffer.like(frames)
+            buffer = self._buffer.like(2 * window + frames)
             buffer.data[..., : held.shape[4], :] = held
             stop = held.shape[4]
         buffer.data[..., stop : stop + frames, :] = keys_values
@@ -111,21 +120,25 @@ class Memory:
 
 
 class _Buffer:
-    def __init__(
-        self, layers: int, tokens: int, heads: int, head_dim: int, window: int, extra: int = 0
-    ) -> None:
-        self._shape = (layers, tokens, heads, head_dim, window)
-        self.capacity = 2 * window + extra
-        self.data = torch.zeros(layers, 2, tokens, heads, self.capacity, head_dim)
+    """data (L, 2, N, h, capacity, d), of which the first `filled` frames are in use."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.data = data.detach()
         self.filled = 0
 
-    def like(self, extra: int) -> _Buffer:
-        return _Buffer(*self._shape, extra)
+    @property
+    def capacity(self) -> int:
+        return self.data.shape[4]
+
+    def like(self, capacity: int) -> _Buffer:
+        shape = list(self.data.shape)
+        shape[4] = capacity
+        return _Buffer(self.data.new_zeros(shape))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Branches that leave the same present: memory, tokens (N, D), controls (R, H, C), condition (D,)."""
+    """Branches that leave one present: tokens (N, D), controls (R, H, C), condition (D,)."""
 
     memory: Memory
     tokens: Tensor
@@ -151,10 +164,16 @@ class Dynamics(nn.Module):
         nn.init.zeros_(self.difference.weight)
         nn.init.zeros_(self.difference.bias)
 
+    def _table(self, first: int, frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        return rotary(torch.arange(first, first + frames, device=device), self.width // self.heads)
+
+    def _stack(self) -> list[DividedLayer]:
+        return cast(list[DividedLayer], list(self.layers))
+
     def enter(self, tokens: Tensor, controls: Tensor, condition: Tensor) -> Tensor:
         """tokens (B, T, N, D), controls (B, T, C), condition (B, D) -> (B, T, 1 + N, D)."""
         B, T, C = controls.shape
-        control = self.control_in(pad_rows(controls.reshape(B * T, C)))[: B * T].view(B, T, -1)
+        control = in_blocks(self.control_in, controls.reshape(B * T, C)).view(B, T, -1)
         control = control + condition[:, None]
         control = control[:, :, None].to(tokens.dtype)
         return torch.cat((control, self.tokens_in(tokens)), 2) + self.position
@@ -173,12 +192,12 @@ class Dynamics(nn.Module):
         cache: list[LayerCache] | None = None,
         position: int = 0,
     ) -> tuple[Tensor, Tensor, list[LayerCache]]:
-        """All frames at once; tokens (B, T, N, D) -> next tokens, control tokens (B, T, D), cache."""
+        """All frames at once: tokens (B, T, N, D) -> next tokens, control tokens, cache."""
         T = tokens.shape[1]
-        table = rotary(torch.arange(position, position + T), self.width // self.heads)
+        table = self._table(position, T, tokens.device)
         x = self.enter(tokens, controls, condition)
         caches = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._stack()):
             x, layer_cache = layer(x, table, None if cache is None else cache[index])
             caches.append(layer_cache)
         after, control_token = self.leave(tokens, x)
@@ -187,17 +206,17 @@ class Dynamics(nn.Module):
     def absorb(
         self, memory: Memory, tokens: Tensor, controls: Tensor, condition: Tensor
     ) -> tuple[Memory, Tensor]:
-        """Encode T frames at once: tokens (T, N, D), controls (T, C) -> memory, (L, 2, N, h, T, d)."""
-        T, D = tokens.shape[0], self.width
-        table = rotary(torch.arange(memory.position, memory.position + T), D // self.heads)
+        """Encode T frames at once: tokens (T, N, D) -> memory, (L, 2, N, h, T, d)."""
+        T = tokens.shape[0]
+        table = self._table(memory.position, T, tokens.device)
         x = self.enter(tokens[None], controls[None], condition[None])
         made = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._stack()):
             q, k, v = layer.project(x, table)
             made.append(torch.stack((k, v)))  # (2, N, h, T, d)
             past_k, past_v = memory.layer(index, self.window - 1)
             keys, values = torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)
-            mask = band_mask(T, keys.shape[2], self.window)
+            mask = band_mask(T, keys.shape[2], self.window, x.device)
             x = layer.finish(x, attend(q, keys, values, mask))
         keys_values = torch.stack(made)
         return memory.append(keys_values, self.window), keys_values
@@ -213,17 +232,17 @@ class Dynamics(nn.Module):
         """
         counts = [len(group.controls) for group in groups]
         controls = torch.cat([group.controls for group in groups])  # (R, H, C)
-        repeat = torch.tensor(counts)
+        repeat = torch.tensor(counts, device=controls.device)
         tokens = torch.stack([g.tokens for g in groups]).repeat_interleave(repeat, 0)[:, None]
         condition = torch.stack([g.condition for g in groups]).repeat_interleave(repeat, 0)
         R, H = controls.shape[:2]
         N, h, d = self.tokens, self.heads, self.width // self.heads
-        own = torch.zeros(len(self.layers), 2, R, N, h, H, d)
+        own = controls.new_zeros(len(self.layers), 2, R, N, h, H, d)
         out_tokens, out_control = [], []
         for step in range(H):
-            tables = [rotary(torch.tensor([g.memory.position + step]), d) for g in groups]
+            tables = [self._table(g.memory.position + step, 1, controls.device) for g in groups]
             x = self.enter(tokens, controls[:, step : step + 1], condition)  # (R, 1, N, D)
-            for index, layer in enumerate(self.layers):
+            for index, layer in enumerate(self._stack()):
                 q, k, v = _project_rows(layer, x, tables, counts)  # (R, N, h, 1, d)
                 own[index, 0, :, :, :, step], own[index, 1, :, :, :, step] = (
                     k[..., 0, :],
@@ -254,7 +273,7 @@ def _project_rows(
     R, _, N, D = x.shape
     q, k, v = layer.time.project(layer.norm_time(x).transpose(1, 2).reshape(R * N, 1, D))
     shape = (R, N, *q.shape[1:])
-    repeat = torch.tensor(counts)
+    repeat = torch.tensor(counts, device=x.device)
     cos = torch.stack([t[0] for t in tables]).repeat_interleave(repeat, 0)[:, None, None]
     sin = torch.stack([t[1] for t in tables]).repeat_interleave(repeat, 0)[:, None, None]
     return rotate(q.view(shape), (cos, sin)), rotate(k.view(shape), (cos, sin)), v.view(shape)
@@ -271,12 +290,12 @@ def _attend_branches(q: Tensor, past: tuple[Tensor, Tensor], own: Tensor) -> Ten
     for first in range(0, R, _ROWS):
         block = q[first : first + _ROWS]
         rows = block.shape[0]
-        padded = torch.zeros(N * h, _ROWS, d)
+        padded = q.new_zeros(N * h, _ROWS, d)
         padded[:, :rows] = block[:, :, :, 0].permute(1, 2, 0, 3).reshape(N * h, rows, d)
         shared = (padded @ keys.transpose(-1, -2))[:, :rows]  # (N * h, rows, T)
         shared = shared.view(N, h, rows, T).permute(2, 0, 1, 3)[:, :, :, None]  # (rows, N, h, 1, T)
         weight = torch.cat((shared, mine[first : first + rows]), -1).softmax(-1)
-        past_weight = torch.zeros(N * h, _ROWS, T)
+        past_weight = q.new_zeros(N * h, _ROWS, T)
         past_weight[:, :rows] = weight[..., 0, :T].permute(1, 2, 0, 3).reshape(N * h, rows, T)
         from_past = (past_weight @ values)[:, :rows].view(N, h, rows, d).permute(2, 0, 1, 3)
         from_own = weight[..., T:] @ own[1][first : first + rows]  # (rows, N, h, 1, d)

@@ -65,7 +65,7 @@ class FrameEmbedder(nn.Module):
         return out
 
     def reconstruct(self, tokens: Tensor) -> Tensor:
-        """A linear look at the pixels, tokens (M, N, D) -> (M, 3, px, px); keeps tokens informative."""
+        """Pixels read linearly: tokens (M, N, D) -> (M, 3, px, px); keeps tokens informative."""
         patches = self.to_pixels(tokens[:, :-1])  # (M, grid * grid, 3 * 64)
         image = patches.reshape(-1, self.grid, self.grid, patches.shape[-1]).permute(0, 3, 1, 2)
         return F.pixel_shuffle(image.float(), _PATCH_PX)

@@ -1,8 +1,8 @@
 """Predicted tokens to frames: flow matching from the last observed frame.
 
-The flow runs from last frame + noise (t = 0) to the next frame (t = 1); the network predicts the end
-point, as last frame + mask x difference. A third of the training is at t = 0, so that a single step
-already gives the conditional mean; more steps sharpen.
+The flow runs from last frame + noise (t = 0) to the next frame (t = 1); the network predicts the
+end point, as last frame + mask x difference. A third of the training is at t = 0, so that a
+single step already gives the conditional mean; more steps sharpen.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Generator(nn.Module):
         self.norm2, self.norm3 = nn.GroupNorm(8, 64), nn.GroupNorm(8, 48)
         self.out = nn.Conv2d(48, 16, 3, 1, 1)
         nn.init.normal_(self.out.weight, std=0.01)
-        nn.init.zeros_(self.out.bias)
-        with torch.no_grad():
-            self.out.bias[12:] = -2  # the mask starts nearly closed
+        bias = torch.zeros(16)
+        bias[12:] = -2  # the mask starts nearly closed
+        self.out.bias = nn.Parameter(bias)
 
     def forward(self, x: Tensor, t: Tensor, last: Tensor, tokens: Tensor) -> Tensor:
-        """End point of the flow: x, last (M, 3, px, px), t (M,), tokens (M, N, D) -> (M, 3, px, px)."""
+        """End point of the flow (M, 3, px, px) from x and last alike, t (M,), tokens (M, N, D)."""
         frequency = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         phase = t[:, None] * frequency
         condition = F.silu(self.time_in(torch.cat((phase.sin(), phase.cos()), -1)))

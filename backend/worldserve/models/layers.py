@@ -5,6 +5,8 @@ Shape letters: B batch, T frames, N tokens of a frame, D width, h heads, d = D /
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ __all__ = [
     "attend",
     "band_mask",
     "channels_last",
-    "pad_rows",
+    "in_blocks",
     "rotary",
     "rotate",
 ]
@@ -27,7 +29,7 @@ _ROPE_BASE = 100.0
 
 def rotary(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine tables (T, head_dim / 2) of rotary embedding (Su et al., 2021)."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
     angle = positions.double()[:, None] / _ROPE_BASE ** exponent[None]  # (T, d / 2)
     return angle.cos().float(), angle.sin().float()
 
@@ -48,29 +50,30 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
-    return scores.softmax(-1).to(v.dtype) @ v
+    out: Tensor = scores.softmax(-1).to(v.dtype) @ v
+    return out
 
 
-def band_mask(queries: int, keys: int, window: int) -> Tensor:
+def band_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
     """(queries, keys): the queries are the last positions; each sees the `window` newest keys."""
-    q = torch.arange(keys - queries, keys)[:, None]
-    k = torch.arange(keys)[None]
+    q = torch.arange(keys - queries, keys, device=device)[:, None]
+    k = torch.arange(keys, device=device)[None]
     visible = (k <= q) & (q - k < window)
-    return torch.zeros(queries, keys).masked_fill(~visible, float("-inf"))
+    return torch.zeros(queries, keys, device=device).masked_fill(~visible, float("-inf"))
 
 
 def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def pad_rows(x: Tensor, multiple: int = 16) -> Tensor:
-    """x (M, ...) with zero rows added up to a multiple.
+def in_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 16) -> Tensor:
+    """Apply a row-wise function to x (M, K) in zero-padded blocks of a fixed number of rows.
 
-    A matrix product of one or a few rows takes another kernel than one of many, with another
-    rounding. Small row counts are padded, so that a batch gives the bits of its members.
+    Matrix products of different heights may take different kernels, with different roundings. Where
+    heights are small and vary, one fixed shape makes a batch give the bits of its members.
     """
-    padding = -len(x) % multiple
-    return torch.cat((x, x.new_zeros(padding, *x.shape[1:]))) if padding else x
+    padded = torch.cat((x, x.new_zeros(-len(x) % rows, x.shape[1])))
+    return torch.cat([function(block) for block in torch.split(padded, rows)])[: len(x)]
 
 
 class FeedForward(nn.Sequential):
@@ -129,9 +132,8 @@ class ModulatedBlock(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """x (M, N, D), condition (M, D)."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(condition)[:, None].chunk(
-            6, -1
-        )
+        parts = self.modulation(condition)[:, None].chunk(6, -1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
         x = x + gate1 * self.attention(self.norm1(x) * (1 + scale1) + shift1)
         out: Tensor = x + gate2 * self.feed_forward(self.norm2(x) * (1 + scale2) + shift2)
         return out

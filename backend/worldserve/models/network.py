@@ -1,4 +1,4 @@
-"""The reference network: embedder, dynamics, state read-out and generator under one configuration."""
+"""The reference network: embedder, dynamics, state read-out and generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from worldserve.models.dynamics import Dynamics, LayerCache
 from worldserve.models.embedder import FrameEmbedder
 from worldserve.models.generator import Generator
-from worldserve.models.layers import pad_rows
+from worldserve.models.layers import in_blocks
 
 __all__ = ["NetworkConfig", "StateLayout", "WorldNetwork", "prompt_words"]
 
@@ -61,9 +61,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(
-                f"width {self.width} must give each of {self.heads} heads an even size"
-            )
+            raise ValueError(f"width {self.width} does not give {self.heads} heads an even size")
         slots = self.state.operations[1] - self.state.operations[0]
         if len(self.operations) > slots:
             raise ValueError(f"{len(self.operations)} operations; the state has {slots} slots")
@@ -71,9 +69,10 @@ class NetworkConfig:
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> NetworkConfig:
         raw = dict(raw)
-        state = StateLayout(
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in raw.pop("state").items()}
-        )
+        layout: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in raw.pop("state").items()
+        }
+        state = StateLayout(**layout)
         return cls(
             operations=tuple(raw.pop("operations")),
             views=tuple(raw.pop("views")),
@@ -113,13 +112,12 @@ class WorldNetwork(nn.Module):
             config.control_dim,
         )
         self.squeeze = nn.Linear(width, 24)
-        self.readout = nn.Sequential(
-            nn.Linear(24 * self.embedder.tokens + width, 384),
-            nn.SiLU(),
-            nn.Linear(384, config.state.size),
-        )
+        last = nn.Linear(384, config.state.size)
         with torch.no_grad():  # the read-out of a single frame comes first, corrections later
-            self.readout[-1].weight[: config.state.frame_readout] *= 0.05
+            last.weight[: config.state.frame_readout] *= 0.05
+        self.readout = nn.Sequential(
+            nn.Linear(24 * self.embedder.tokens + width, 384), nn.SiLU(), last
+        )
         self.generator = Generator(width, heads, config.generator_blocks, self.embedder.grid)
 
     def condition(self, prompts: Sequence[str], views: Sequence[int]) -> Tensor:
@@ -139,16 +137,14 @@ class WorldNetwork(nn.Module):
 
     def read(self, tokens: Tensor, control_tokens: Tensor) -> Tensor:
         """States (M, S) of predicted frames: tokens (M, N, D), control tokens (M, D)."""
-        rows = len(tokens)
-        tokens, control_tokens = pad_rows(tokens), pad_rows(control_tokens)
-        summary = self.squeeze(tokens).flatten(-2)
-        state = self.readout(torch.cat((summary, control_tokens), -1)).float()
-        seen = self.embedder.read(tokens)
+        summary = torch.cat((self.squeeze(tokens).flatten(-2), control_tokens), -1)
+        state = in_blocks(self.readout, summary).float()
+        seen = in_blocks(self.embedder.readout, self.embedder.summary(tokens)).float()
         state = torch.cat((state[:, : seen.shape[1]] + seen, state[:, seen.shape[1] :]), -1)
         first, last = self.config.state.operations
         unused = first + len(self.config.operations)
         state[:, unused:last] = 0
-        return state[:rows]
+        return state
 
     def predict(
         self,

@@ -37,10 +37,10 @@ Checkpoint = Callable[[], None]
 class ModelSpec:
     """What the server and the cache need to know of a model.
 
-    `physical` and `semantic` are ranges [start, stop) of state dimensions; `state_scale` (state_dim,)
-    holds the standard deviation of each dimension over the training data, which makes errors of
-    states comparable. `receptive_field` frames of history, at most, influence a prediction; `window` of them
-    are attended to directly.
+    `physical` and `semantic` are ranges [start, stop) of state dimensions; `state_scale`
+    (state_dim,) holds the standard deviation of each dimension over the training data, which makes
+    errors of states comparable. `receptive_field` frames of history, at most, influence a
+    prediction; `window` of them are attended to directly.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Absorbed:
 
 @dataclass(frozen=True)
 class RolloutInput:
-    """memory: of the frames before the present; tokens (N, D) of the present frame; controls (H, C)."""
+    """memory: of the frames before the present; tokens (N, D): the present; controls (H, C)."""
 
     memory: Any
     tokens: Float
@@ -101,7 +101,7 @@ class WorldModel(Protocol):
     def spec(self) -> ModelSpec: ...
 
     def condition(self, prompt: str, view: str) -> tuple[Any, bytes]:
-        """The conditioning of a session and bytes that identify it; ValueError if not understood."""
+        """Conditioning of a session and bytes that identify it; ValueError if not understood."""
         ...
 
     def embed(self, frames: Pixels) -> Float:
@@ -109,7 +109,7 @@ class WorldModel(Protocol):
         ...
 
     def assemble(self, slices: Sequence[Float], position: int) -> Any:
-        """Memory from the newest slices (oldest first, at most window - 1) before frame `position`."""
+        """Memory from the newest slices, oldest first, before frame `position`."""
         ...
 
     def absorb(self, memory: Any, tokens: Float, controls: Float, conditioning: Any) -> Absorbed:
@@ -129,7 +129,7 @@ class WorldModel(Protocol):
         seeds: Sequence[int],
         checkpoint: Checkpoint | None = None,
     ) -> list[Pixels]:
-        """Frames (H, h, w, 3) for each of the predicted tokens (H, N, D), from the last frame (h, w, 3)."""
+        """Frames (H, h, w, 3) for each of the predicted tokens (H, N, D)."""
         ...
 
     def physics(self, states: Float) -> Float:
@@ -141,5 +141,5 @@ class WorldModel(Protocol):
         ...
 
     def operation(self, states: Float) -> str:
-        """The operation that a trajectory (H, S) most likely belongs to ('' where there are none)."""
+        """The operation a trajectory (H, S) most likely belongs to; '' where there are none."""
         ...

@@ -1,4 +1,4 @@
-"""The reference world model behind the `WorldModel` protocol: weights from disk, NumPy in and out."""
+"""The reference world model behind the `WorldModel` protocol: NumPy in, NumPy out."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class Statistics:
 class ReferenceWorldModel:
     """Implements `worldserve.models.protocol.WorldModel`.
 
-    Determinism: every linear layer sees rows of frames (66 and more), attention to a shared past and
-    the read-out see blocks of a fixed number of rows, so a batch gives the bits of its members.
+    Determinism: linear layers see rows of whole frames (66 and more); attention to a shared past,
+    the control token and the read-out see blocks of a fixed number of rows. So a batch gives the
+    bits of its members.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class ReferenceWorldModel:
         if dtype not in _DTYPES:
             raise ValueError(f"dtype {dtype!r}; known: {', '.join(_DTYPES)}")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._network = network.eval().to(memory_format=torch.channels_last)
+        self._network = network.eval().to(self.device)
+        self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._dtype = _DTYPES[dtype]
         self._steps = generator_steps
         self._statistics = statistics
@@ -89,7 +91,11 @@ class ReferenceWorldModel:
 
     @classmethod
     def load(
-        cls, directory: Path, dtype: str = "float32", threads: int | None = None, **options: Any
+        cls,
+        directory: Path,
+        dtype: str = "float32",
+        threads: int | None = None,
+        generator_steps: int = 1,
     ) -> ReferenceWorldModel:
         """Read `config.json` and `weights.safetensors`; threads: torch threads of this process."""
         if threads is not None:
@@ -103,7 +109,7 @@ class ReferenceWorldModel:
             **{k: np.asarray(v, np.float32) for k, v in raw["statistics"].items()}
         )
         digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-        return cls(network, statistics, digest, dtype, **options)
+        return cls(network, statistics, digest, dtype, generator_steps)
 
     @property
     def spec(self) -> ModelSpec:
@@ -124,24 +130,18 @@ class ReferenceWorldModel:
     def embed(self, frames: Pixels) -> Float:
         with self._inference():
             tokens = [
-                self._network.embedder(_to_images(frames[i : i + _CHUNK]))
+                self._network.embedder(self._images(frames[i : i + _CHUNK]))
                 for i in range(0, len(frames), _CHUNK)
             ]
-            out: Float = torch.cat(tokens).float().numpy()
-            return out
+        return _array(torch.cat(tokens))
 
     def assemble(self, slices: Sequence[Float], position: int) -> Memory:
         dynamics = self._network.dynamics
-        heads, head_dim = dynamics.heads, dynamics.width // dynamics.heads
-        memory = Memory.empty(
-            len(dynamics.layers), dynamics.tokens, heads, head_dim, dynamics.window
-        )
-        memory.position = position - len(slices)
+        memory = Memory.empty(dynamics, position - len(slices))
         if not slices:
             return memory
-        stacked = torch.from_numpy(np.stack(slices))  # (T, L, 2, N, D)
-        T, L, _, N, _ = stacked.shape
-        stacked = stacked.view(T, L, 2, N, heads, head_dim).permute(1, 2, 3, 4, 0, 5)
+        stacked = self._tensor(np.stack(slices))  # (T, L, 2, N, D)
+        stacked = stacked.view(*stacked.shape[:-1], dynamics.heads, -1).permute(1, 2, 3, 4, 0, 5)
         return memory.append(stacked, dynamics.window)
 
     def absorb(self, memory: Memory, tokens: Float, controls: Float, conditioning: Any) -> Absorbed:
@@ -150,7 +150,7 @@ class ReferenceWorldModel:
             return Absorbed(self._extend(memory, out.slice), (out.slice,), out.tokens[0])
         slices: list[Float] = []
         with self._inference():
-            e, c = torch.from_numpy(tokens), torch.from_numpy(controls)
+            e, c = self._tensor(tokens), self._tensor(controls)
             for i in range(0, len(e) - 1, _CHUNK):
                 part = slice(i, min(i + _CHUNK, len(e) - 1))
                 memory, made = self._network.dynamics.absorb(memory, e[part], c[part], conditioning)
@@ -163,14 +163,13 @@ class ReferenceWorldModel:
     def rollout(
         self, inputs: Sequence[RolloutInput], checkpoint: Checkpoint | None = None
     ) -> list[RolloutOutput]:
-        groups, members = _group(inputs)
+        groups, members = self._group(inputs)
         with self._inference():
             tokens, control_tokens, present = self._network.dynamics.rollout(groups, checkpoint)
             R, H = tokens.shape[:2]
             states = self._network.read(tokens.flatten(0, 1), control_tokens.flatten(0, 1))
-        states_np = states.view(R, H, -1).numpy()
-        tokens_np = tokens.float().numpy()
-        slices = present.flatten(-2).float().numpy()  # (R, L, 2, N, D)
+        states_np, tokens_np = _array(states.view(R, H, -1)), _array(tokens)
+        slices = _array(present.flatten(-2))  # (R, L, 2, N, D)
         outputs: list[RolloutOutput | None] = [None] * len(inputs)
         for row, index in enumerate(members):
             outputs[index] = RolloutOutput(tokens_np[row], states_np[row], slices[row])
@@ -186,12 +185,12 @@ class ReferenceWorldModel:
         made = []
         for frame, predicted, seed in zip(last_frames, tokens, seeds, strict=True):
             with self._inference():
-                last = _to_images(frame[None]).expand(len(predicted), -1, -1, -1)
+                last = self._images(frame[None]).expand(len(predicted), -1, -1, -1)
                 draw = np.random.default_rng(seed).standard_normal(last.shape, np.float32)
                 image = self._network.generator.sample(
                     last,
-                    torch.from_numpy(predicted),
-                    torch.from_numpy(draw),
+                    self._tensor(predicted),
+                    self._tensor(draw),
                     self._steps,
                     checkpoint,
                 )
@@ -203,7 +202,8 @@ class ReferenceWorldModel:
         metric = states[..., :stop] * self._statistics.physics_std + self._statistics.physics_mean
         first, last = self._config.state.flags
         flags = 1 / (1 + np.exp(-states[..., first:last]))
-        return np.concatenate((metric, flags), -1).astype(np.float32)
+        out: Float = np.concatenate((metric, flags), -1).astype(np.float32)
+        return out
 
     def confidence(self, states: Float) -> float:
         return float(self._operation_probabilities(states).max())
@@ -214,30 +214,54 @@ class ReferenceWorldModel:
     def _operation_probabilities(self, states: Float) -> NDArray[np.float64]:
         first = self._config.state.operations[0]
         logits = states[..., first : first + len(self._config.operations)].mean(0, dtype=np.float64)
-        weights: NDArray[np.float64] = np.exp(logits - logits.max())
-        return weights / weights.sum()
+        weights = np.exp(logits - logits.max())
+        probabilities: NDArray[np.float64] = weights / weights.sum()
+        return probabilities
 
     def _extend(self, memory: Memory, made: Float) -> Memory:
         dynamics = self._network.dynamics
-        heads = dynamics.heads
-        L, _, N, D = made.shape
-        keys_values = torch.from_numpy(made).view(L, 2, N, heads, 1, D // heads)
-        return memory.append(keys_values, dynamics.window)
+        keys_values = self._tensor(made).view(*made.shape[:-1], dynamics.heads, 1, -1)
+        return memory.append(keys_values, dynamics.window)  # (L, 2, N, h, 1, d)
+
+    def _group(self, inputs: Sequence[RolloutInput]) -> tuple[list[Group], list[int]]:
+        """Inputs that leave one present become one group; members[row] is an index into inputs."""
+        by_present: dict[tuple[int, int, int], list[int]] = {}
+        for index, item in enumerate(inputs):
+            key = (id(item.memory), id(item.tokens), id(item.conditioning))
+            by_present.setdefault(key, []).append(index)
+        groups = [
+            Group(
+                memory=inputs[rows[0]].memory,
+                tokens=self._tensor(inputs[rows[0]].tokens),
+                controls=self._tensor(np.stack([inputs[i].controls for i in rows])),
+                condition=inputs[rows[0]].conditioning,
+            )
+            for rows in by_present.values()
+        ]
+        return groups, [index for rows in by_present.values() for index in rows]
+
+    def _images(self, frames: Pixels) -> Tensor:
+        """(T, h, w, 3) uint8 -> (T, 3, h, w) in [-1, 1]."""
+        pixels = torch.from_numpy(np.ascontiguousarray(frames)).to(self.device)
+        return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+
+    def _tensor(self, array: Float) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def _inference(self) -> Any:
-        return _Inference(self._dtype)
+        return _Inference(self._dtype, self.device)
 
 
 class _Inference:
     """torch.no_grad and, where asked for, bfloat16 autocast."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._mode = torch.no_grad()
-        self._cast = torch.autocast("cpu", dtype, enabled=dtype is not torch.float32)
+        self._cast = torch.autocast(device.type, dtype, enabled=dtype is not torch.float32)
 
     def __enter__(self) -> None:
         self._mode.__enter__()
-        self._cast.__enter__()
+        self._cast.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         self._cast.__exit__(*error)
@@ -263,7 +287,7 @@ def save_weights(
     statistics: Statistics,
     card: dict[str, Any] | None = None,
 ) -> None:
-    """Write float16 `weights.safetensors` and `config.json` (network, statistics, training card)."""
+    """Write float16 weights and `config.json` (network, statistics, training card)."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().half().contiguous() for name, t in network.state_dict().items()}
     save_file(tensors, directory / _WEIGHTS)
@@ -275,35 +299,17 @@ def save_weights(
     (directory / _CONFIG).write_text(json.dumps(raw, indent=1) + "\n")
 
 
-def _group(inputs: Sequence[RolloutInput]) -> tuple[list[Group], list[int]]:
-    """Inputs that leave the same present become one group; members[row] is an index into inputs."""
-    by_present: dict[tuple[int, int, int], list[int]] = {}
-    for index, item in enumerate(inputs):
-        key = (id(item.memory), id(item.tokens), id(item.conditioning))
-        by_present.setdefault(key, []).append(index)
-    groups = [
-        Group(
-            memory=inputs[rows[0]].memory,
-            tokens=torch.from_numpy(inputs[rows[0]].tokens),
-            controls=torch.from_numpy(np.stack([inputs[i].controls for i in rows])),
-            condition=inputs[rows[0]].conditioning,
-        )
-        for rows in by_present.values()
-    ]
-    return groups, [index for rows in by_present.values() for index in rows]
-
-
-def _to_images(frames: Pixels) -> Tensor:
-    """(T, h, w, 3) uint8 -> (T, 3, h, w) in [-1, 1]."""
-    return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float() / 127.5 - 1
+def _array(tensor: Tensor) -> Float:
+    out: Float = tensor.float().cpu().numpy()
+    return out
 
 
 def _to_pixels(images: Tensor) -> Pixels:
     scaled = ((images + 1) * 127.5).round().clamp(0, 255).byte()
-    return np.ascontiguousarray(scaled.permute(0, 2, 3, 1).numpy())
+    return np.ascontiguousarray(scaled.permute(0, 2, 3, 1).cpu().numpy())
 
 
 def _to_slices(keys_values: Tensor) -> Float:
     """(L, 2, N, h, T, d) -> (T, L, 2, N, D)."""
     moved = keys_values.permute(4, 0, 1, 2, 3, 5).flatten(-2)
-    return np.ascontiguousarray(moved.float().numpy())
+    return np.ascontiguousarray(_array(moved))

@@ -67,8 +67,8 @@ def flow_loss(
 ) -> Tensor:
     """Flow matching towards images (M, 3, px, px) from last + noise, given predicted tokens.
 
-    A third of the draws are at t = 0, where the answer is the conditional mean; changed pixels weigh
-    seven times as much as the still background.
+    A third of the draws are at t = 0, where the answer is the conditional mean; changed pixels
+    weigh seven times as much as the still background.
     """
     M = len(images)
     early = torch.rand(M, generator=draw) > 0.35
@@ -80,4 +80,5 @@ def flow_loss(
     weight = 1 / (1 - tt).clamp(min=0.4)
     changed = 1 + 6 * ((images - last).abs().mean(1, keepdim=True) > 0.05).float()
     error = end - images
-    return ((error**2 + 0.3 * error.abs()) * weight * changed).mean()
+    loss: Tensor = ((error**2 + 0.3 * error.abs()) * weight * changed).mean()
+    return loss

@@ -71,7 +71,7 @@ class TrainingData:
     def window(
         self, rng: np.random.Generator, batch: int, frames: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], Tensor, Tensor]:
-        """Random stretches: indices e (B, 1) and t (B, T), tokens (B, T, N, D), controls (B, T - 1, C)."""
+        """Random stretches: e (B, 1), t (B, T), tokens (B, T, N, D), controls (B, T - 1, C)."""
         assert self.tokens is not None
         total = self.episodes.frames.shape[1]
         e = rng.integers(len(self.episodes), size=(batch, 1))
@@ -161,8 +161,7 @@ def unrolled_step(
     return {
         "state_forced": 0.5 * state_loss(network, forced_states.flatten(0, 1), seen),
         "state_own": 1.5 * state_loss(network, own_states.flatten(0, 1), flat),
-        "tokens_forced": 0.25
-        * F.smooth_l1_loss(forced.float(), true_next[:, :context], beta=0.2),
+        "tokens_forced": 0.25 * F.smooth_l1_loss(forced.float(), true_next[:, :context], beta=0.2),
         "tokens_own": 0.75 * F.smooth_l1_loss(own.float(), true_next[:, context - 1 :], beta=0.2),
         "pixels": _pixel_loss(network, own, flat.images, draw),
         "flow": 5 * _some_flow(network, target.images, last, own, draw),

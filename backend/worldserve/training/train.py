@@ -184,7 +184,9 @@ def _average(average: WorldNetwork, network: WorldNetwork, decay: float) -> None
 
 
 @torch.no_grad()
-def _state_scale(network: WorldNetwork, data: TrainingData) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _state_scale(
+    network: WorldNetwork, data: TrainingData
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Standard deviation of every state dimension over predictions on training data."""
     rng = np.random.default_rng(0)
     states = []
