@@ -112,8 +112,16 @@ class WorldModel(Protocol):
         """Memory from the newest slices, oldest first, before frame `position`."""
         ...
 
+    def extend(self, memory: Any, slice: Float) -> Any:
+        """Memory with one more frame, whose slice is known. The old memory stays what it was."""
+        ...
+
     def absorb(self, memory: Any, tokens: Float, controls: Float, conditioning: Any) -> Absorbed:
-        """Move over T frames: tokens (T, N, D), and controls (T, C) applied at each of them."""
+        """Move over T frames: tokens (T, N, D), and controls (T, C) applied at each of them.
+
+        For one frame, the slice and the prediction are bit for bit those of a `rollout` that begins
+        with the same control.
+        """
         ...
 
     def rollout(

@@ -147,7 +147,7 @@ class ReferenceWorldModel:
     def absorb(self, memory: Memory, tokens: Float, controls: Float, conditioning: Any) -> Absorbed:
         if len(tokens) == 1:  # the very computation of a rollout's first step
             [out] = self.rollout([RolloutInput(memory, tokens[0], controls, conditioning)])
-            return Absorbed(self._extend(memory, out.slice), (out.slice,), out.tokens[0])
+            return Absorbed(self.extend(memory, out.slice), (out.slice,), out.tokens[0])
         slices: list[Float] = []
         with self._inference():
             e, c = self._tensor(tokens), self._tensor(controls)
@@ -218,9 +218,9 @@ class ReferenceWorldModel:
         probabilities: NDArray[np.float64] = weights / weights.sum()
         return probabilities
 
-    def _extend(self, memory: Memory, made: Float) -> Memory:
+    def extend(self, memory: Memory, slice: Float) -> Memory:
         dynamics = self._network.dynamics
-        keys_values = self._tensor(made).view(*made.shape[:-1], dynamics.heads, 1, -1)
+        keys_values = self._tensor(slice).view(*slice.shape[:-1], dynamics.heads, 1, -1)
         return memory.append(keys_values, dynamics.window)  # (L, 2, N, h, 1, d)
 
     def _group(self, inputs: Sequence[RolloutInput]) -> tuple[list[Group], list[int]]:

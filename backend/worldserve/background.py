@@ -1,0 +1,203 @@
+"""One thread that works while the user thinks, in order of urgency, and gives way to any request.
+
+The thread that answers requests holds the floor (`with background.floor():`); long work calls the
+checkpoint it was given between its small steps, and waits there until the floor is free.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from worldserve.models.protocol import Checkpoint
+
+__all__ = ["Abandoned", "Background", "Urgency", "Work"]
+
+_log = logging.getLogger(__name__)
+
+#: A piece of background work; it calls the checkpoint between small steps.
+Work = Callable[[Checkpoint], None]
+
+
+class Urgency(IntEnum):
+    """KEEP is short (it writes down what was computed) and does not wait for the floor. IDLE: when
+    nothing else is left. SCORE and PREFETCH may be dropped."""
+
+    KEEP = 0
+    COMMIT = 1
+    SCORE = 2
+    PREFETCH = 3
+    IDLE = 4
+
+
+_OPTIONAL = (Urgency.SCORE, Urgency.PREFETCH)
+
+
+class Abandoned(Exception):
+    """Raised by a checkpoint: the work is not wanted any more."""
+
+
+@dataclass(order=True)
+class _Task:
+    urgency: Urgency
+    number: int
+    work: Work = field(compare=False)
+    key: object = field(compare=False)
+    dropped: bool = field(default=False, compare=False)
+
+
+class Background:
+    """The thread, and a queue of at most `most` pieces of work.
+
+    When the queue is full, the least urgent and, of these, the oldest work is dropped: it would
+    serve a question that the user has left behind. Only SCORE and PREFETCH are ever dropped.
+    """
+
+    def __init__(self, most: int = 256) -> None:
+        self._most = most
+        self._condition = threading.Condition()
+        self._queue: list[_Task] = []
+        self._numbers = itertools.count()
+        self._running: list[_Task] = []  # the last one runs, in the midst of those before it
+        self._talking = 0
+        self._closed = False
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="background", daemon=True)
+        self._thread.start()
+
+    # -- giving way --------------------------------------------------------------------------------
+
+    @contextmanager
+    def floor(self) -> Iterator[None]:
+        """Background work (but KEEP) rests while any thread is in here."""
+        with self._condition:
+            self._talking += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._talking -= 1
+                self._condition.notify_all()
+
+    # -- work --------------------------------------------------------------------------------------
+
+    def submit(self, urgency: Urgency, work: Work, key: object = None) -> None:
+        """Queue work. Waiting work of the same urgency and key (not None) is replaced by it, and
+        such work that runs gives up at its next checkpoint."""
+        with self._condition:
+            if self._closed:
+                return
+            if key is not None:
+                for task in (*self._queue, *self._running):
+                    if (task.urgency, task.key) == (urgency, key):
+                        task.dropped = True
+            heapq.heappush(self._queue, _Task(urgency, next(self._numbers), work, key))
+            self._shed()
+            self._condition.notify_all()
+
+    def cancel(self, urgency: Urgency, key: object) -> None:
+        """Drop the work of this key, waiting or running."""
+        with self._condition:
+            for task in (*self._queue, *self._running):
+                if (task.urgency, task.key) == (urgency, key):
+                    task.dropped = True
+            self._condition.notify_all()
+
+    def drain(self, timeout_s: float = 60.0) -> bool:
+        """Wait until all work is done; whether that was so in time."""
+        deadline = time.monotonic() + timeout_s
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: not self._busy(), max(0.0, deadline - time.monotonic())
+            )
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Call `call` (quick) from the background thread when nothing else is left to do."""
+        self.submit(Urgency.IDLE, lambda _: call())
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Do what must not be lost, drop scores and prefetches, end the thread."""
+        with self._condition:
+            for task in (*self._queue, *self._running):
+                if task.urgency in _OPTIONAL:
+                    task.dropped = True
+            self._closed = True
+            self._condition.notify_all()
+        self._thread.join(timeout_s)
+
+    def _busy(self) -> bool:
+        return bool(self._running) or any(not task.dropped for task in self._queue)
+
+    def _shed(self) -> None:
+        waiting = [task for task in self._queue if not task.dropped]
+        if len(waiting) <= self._most:
+            return
+        optional = [task for task in waiting if task.urgency in _OPTIONAL]
+        if optional:
+            victim = max(optional, key=lambda task: (task.urgency, -task.number))
+            victim.dropped = True
+            self.dropped += 1
+        self._queue = [task for task in self._queue if not task.dropped]
+        heapq.heapify(self._queue)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while (task := self._take(Urgency.IDLE)) is None:
+                    if self._closed and not self._queue:
+                        return
+                    self._condition.wait()
+            self._perform(task)
+
+    def _take(self, at_most: Urgency) -> _Task | None:
+        """The next task, where it may run now and is of that urgency or a higher one."""
+        while self._queue and self._queue[0].dropped:
+            heapq.heappop(self._queue)
+        if not self._queue or self._queue[0].urgency > at_most:
+            return None
+        if self._talking and not self._closed and self._queue[0].urgency > Urgency.KEEP:
+            return None
+        task = heapq.heappop(self._queue)
+        self._running.append(task)
+        return task
+
+    def _perform(self, task: _Task) -> None:
+        try:
+            task.work(lambda: self._checkpoint(task))
+        except Abandoned:
+            pass
+        except Exception:
+            # Nobody waits for this; a lost piece of work costs time later, never an answer.
+            _log.exception("background work failed (%s)", task.urgency.name)
+        with self._condition:
+            self._running.remove(task)
+            self._condition.notify_all()
+
+    def _checkpoint(self, task: _Task) -> None:
+        # Looked at without the lock first: this is called thousands of times a second.
+        if not (self._talking or task.dropped or self._overtaken(task)):
+            return
+        while True:
+            with self._condition:
+                if task.dropped:
+                    raise Abandoned
+                # More urgent work that came meanwhile is done here, in the midst of this one.
+                urgent = self._take(Urgency(task.urgency - 1)) if task.urgency else None
+                if urgent is None:
+                    if not self._talking or self._closed:
+                        return
+                    self._condition.wait()
+                    continue
+            self._perform(urgent)
+
+    def _overtaken(self, task: _Task) -> bool:
+        return any(first.urgency < task.urgency for first in self._queue[:1])

@@ -1,0 +1,127 @@
+"""What a world model is served with: the parameters of its config.pbtxt, checked once.
+
+Keys that are not known here belong to the cache (`ctrlcache.config`); what neither knows is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ctrlcache.errors import ConfigError
+from worldserve.models.protocol import WorldModel
+
+__all__ = ["ServeOptions", "load_model"]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """world_model_class: "module:Class", with `Class.load(directory, dtype=, threads=)`.
+
+    weights_dir: where its weights are, by default the model version's own directory. threads: 0
+    leaves that to the environment. max_error: budget of requests that do not state one. default_
+    horizon: predicted frames of requests that do not say. session_ttl_s: how long a session lives
+    without a request; longer than the batcher's idle time. max_sessions: 0 for as many as fit.
+    batch_wait_ms: how long a request that must be computed waits for another session's to be
+    computed with it, while several sessions are active. background: scoring, prefetch and whatever
+    else happens in the user's thinking time. probe_radius: 0 for the calibrated one. probe_batch:
+    probes per rollout. keep_probes: probes are kept as couplets of their own. prefetch: predictions
+    along the hand's motion. error_samples: share of approximate answers that are checked afterwards
+    against a full computation. calibration_dir: of devices. default_device: of requests that name
+    none; "" takes controls as they are, "auto" keeps running statistics.
+    """
+
+    world_model_class: str = "worldserve.models.reference:ReferenceWorldModel"
+    weights_dir: str = ""
+    dtype: str = "float32"
+    threads: int = 0
+    max_error: float = 0.02
+    default_horizon: int = 8
+    max_frames: int = 256
+    max_frame_pixels: int = 64_000_000
+    session_ttl_s: float = 3_600.0
+    max_sessions: int = 0
+    history_frames: int = 256
+    batch_wait_ms: float = 2.0
+    most_in_batch: int = 16
+    background: bool = True
+    probe_radius: float = 0.0
+    probe_batch: int = 4
+    keep_probes: bool = True
+    prefetch: bool = True
+    error_samples: float = 0.02
+    calibration_dir: str = ""
+    default_device: str = ""
+
+    def __post_init__(self) -> None:
+        least: dict[str, float] = {
+            "default_horizon": 1,
+            "max_frames": 1,
+            "max_frame_pixels": 1,
+            "history_frames": 1,
+            "most_in_batch": 1,
+            "probe_batch": 1,
+        }
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not (math.isfinite(value) and value >= least.get(f.name, 0)):
+                raise ConfigError(
+                    f"{f.name} must be a finite number of at least {least.get(f.name, 0):g}, "
+                    f"got {value}"
+                )
+        if self.session_ttl_s <= 0:
+            raise ConfigError(f"session_ttl_s must be positive, got {self.session_ttl_s}")
+        if self.error_samples > 1 or self.probe_radius > 0.5:
+            raise ConfigError(
+                "error_samples must be at most 1 and probe_radius at most 0.5, got "
+                f"{self.error_samples} and {self.probe_radius}"
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, str]) -> tuple[ServeOptions, dict[str, str]]:
+        """The options among `values`, and the other values; ConfigError names a malformed one."""
+        kinds = {f.name: type(f.default) for f in fields(cls)}
+        own: dict[str, Any] = {}
+        others: dict[str, str] = {}
+        for name, text in values.items():
+            if name not in kinds:
+                others[name] = text
+                continue
+            own[name] = _read(name, text, kinds[name])
+        return cls(**own), others
+
+
+def _read(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        known = {"true": True, "false": False, "1": True, "0": False}
+        if text.lower() not in known:
+            raise ConfigError(f"{name} must be true or false, got {text!r}")
+        return known[text.lower()]
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be of type {kind.__name__}, got {text!r}") from None
+
+
+def load_model(options: ServeOptions, directory: Path, threads: int | None) -> WorldModel:
+    """The world model; ConfigError where the class or its weights cannot be loaded."""
+    module_name, _, class_name = options.world_model_class.partition(":")
+    try:
+        made: Any = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"world_model_class must be 'module:Class' that can be imported, got "
+            f"{options.world_model_class!r}: {error}"
+        ) from error
+    weights = Path(options.weights_dir) if options.weights_dir else directory
+    try:
+        model: WorldModel = made.load(weights, dtype=options.dtype, threads=threads)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{class_name} cannot be loaded from {weights}: {error}") from error
+    return model

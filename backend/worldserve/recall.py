@@ -1,0 +1,283 @@
+"""What the model remembers at a session's present, from slices where they are known, else computed.
+
+Everything here is exact: a slice is read (it was made by this model from the same input) or made
+now, frame by frame, which is the one way in which slices are ever made. So it does not matter who
+computed a slice first, and an interrupted session loses nothing but time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrlcache.errors import InvalidInput
+from ctrlcache.key import frame_id
+from worldserve.models.protocol import Checkpoint, Float, Pixels, WorldModel
+from worldserve.session import Session, tokens_id
+from worldserve.session_store import SessionNotFound
+
+__all__ = ["Blobs", "Made", "Present", "Recall"]
+
+
+class Blobs(Protocol):
+    """Exact arrays by id: what `CoupletCache` keeps beside couplets."""
+
+    def get_blob(self, id: bytes) -> NDArray[Any] | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Present:
+    """Of one context: memory of the frames before the present one, and its tokens (N, D)."""
+
+    memory: Any
+    tokens: Float
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """An array that was computed and should be kept: its id, and what computing it took."""
+
+    id: bytes
+    array: NDArray[Any] = field(repr=False)
+    cost_ms: float
+
+
+def _go_on() -> None:
+    return None
+
+
+class Recall:
+    """Presents of one model by context digest; the most recently used `most` stay assembled.
+
+    Safe in several threads. Two threads may compute the same present at the same time; the result
+    is the same.
+    """
+
+    def __init__(self, model: WorldModel, blobs: Blobs, most: int = 48) -> None:
+        self._model = model
+        self._blobs = blobs
+        self._most = most
+        self._ready: OrderedDict[bytes, Present] = OrderedDict()
+        self._lock = threading.Lock()
+        # A memory may write the next frame behind its own end: one thread at a time.
+        self._growing = threading.Lock()
+        self._step_ms = 1.0
+
+    def known(self, context: bytes) -> Present | None:
+        """The assembled present of `context`, where it is at hand."""
+        with self._lock:
+            found = self._ready.get(context)
+            if found is not None:
+                self._ready.move_to_end(context)
+            return found
+
+    def keep(self, context: bytes, present: Present) -> None:
+        with self._lock:
+            self._ready[context] = present
+            self._ready.move_to_end(context)
+            while len(self._ready) > self._most:
+                self._ready.popitem(last=False)
+
+    def present(
+        self,
+        session: Session,
+        conditioning: Any,
+        fresh: Mapping[bytes, Pixels] | None = None,
+        alone_from: int | None = None,
+        checkpoint: Checkpoint = _go_on,
+    ) -> tuple[Present, list[Made]]:
+        """The session's present, and the arrays that had to be computed for it.
+
+        fresh: pixels, by context digest, of frames that are not stored yet. alone_from: from this
+        frame on, nothing that others computed is used. InvalidInput where the history does not
+        reach back far enough to compute it exactly.
+        """
+        found = self.known(session.context) if alone_from is None else None
+        if found is not None:
+            return found, []
+        walk = _Walk(self, session, fresh or {}, alone_from)
+        index, present = walk.nearest()
+        made: list[Made] = []
+        walk.embed(index + 1)
+        for at in range(index, session.present):
+            checkpoint()
+            present = self._step(session, at, present, conditioning, walk, made)
+        made += walk.made
+        self.keep(session.context, present)
+        return present, made
+
+    def grown(self, present: Present, made: Float, tokens: Float, context: bytes) -> None:
+        """Keep the present of `context`, one predicted frame on: `made` is the slice of the frame
+        that was left, `tokens` the prediction."""
+        with self._growing:
+            memory = self._model.extend(present.memory, made)
+        self.keep(context, Present(memory, tokens))
+
+    def _step(
+        self,
+        session: Session,
+        at: int,
+        present: Present,
+        conditioning: Any,
+        walk: _Walk,
+        made: list[Made],
+    ) -> Present:
+        """From the present at frame `at` to that of the next frame of the history."""
+        began = time.perf_counter()
+        control = session.control_at(at)
+        with self._growing:
+            out = self._model.absorb(
+                present.memory, present.tokens[None], control[None], conditioning
+            )
+        self._step_ms = (time.perf_counter() - began) * 1e3
+        made.append(Made(session.slice_at(at), out.slices[0], self.replay_ms))
+        if session.observed_at(at + 1):
+            tokens = walk.observed_tokens(at + 1)
+        else:
+            tokens = out.predicted_tokens
+            made.append(Made(tokens_id(session.context_at(at + 1)), tokens, self._step_ms))
+        return Present(out.memory, tokens)
+
+    @property
+    def replay_ms(self) -> float:
+        """What losing one slice costs: all that it depends on has to be computed again."""
+        return self._step_ms * self._model.spec.window
+
+    # What a walk needs of us.
+    @property
+    def model(self) -> WorldModel:
+        return self._model
+
+    @property
+    def blobs(self) -> Blobs:
+        return self._blobs
+
+
+class _Walk:
+    """Finds the frame from which the present can be reached with the least computing."""
+
+    def __init__(
+        self,
+        recall: Recall,
+        session: Session,
+        fresh: Mapping[bytes, Pixels],
+        alone_from: int | None,
+    ) -> None:
+        self._recall = recall
+        self._session = session
+        self._fresh = fresh
+        self._alone_from = session.end + 1 if alone_from is None else alone_from
+        self._slices: dict[int, Float | None] = {}
+        self._tokens: dict[int, Float] = {}
+        self.made: list[Made] = []
+
+    def nearest(self) -> tuple[int, Present]:
+        """The newest frame whose present is at hand or can be put together, and that present."""
+        session, spec = self._session, self._recall.model.spec
+        # Older frames cannot influence the slices that the present attends to.
+        oldest = session.present - (spec.window - 1) - (spec.receptive_field - 1)
+        for index in range(session.present, max(oldest, session.first) - 1, -1):
+            if index < self._alone_from:
+                known = self._recall.known(session.context_at(index))
+                if known is not None:
+                    return index, known
+            present = self._assembled(index)
+            if present is not None:
+                return index, present
+        start = max(oldest, 0)
+        if start < session.first:
+            raise InvalidInput(
+                f"frame {session.present} cannot be restored exactly any more: its history begins "
+                f"at frame {session.first}; seek to a later one"
+            )
+        if not session.observed_at(start):
+            tokens = self._stored(tokens_id(session.context_at(start)), start)
+            if tokens is None:
+                raise SessionNotFound(
+                    f"frame {start} of the session, which was predicted, is not in memory any "
+                    "more: begin a new session"
+                )
+            self._tokens[start] = tokens
+        # As far as the frames that matter are concerned, history begins here.
+        return start, Present(self._recall.model.assemble((), start), self._tokens_at(start))
+
+    def _assembled(self, index: int) -> Present | None:
+        """The present of frame `index` from stored slices and tokens; None where one is missing."""
+        window = self._recall.model.spec.window
+        first = index - (window - 1)
+        if max(first, 0) < self._session.first:
+            return None
+        slices: list[Float] = []
+        for before in range(index - 1, max(first, 0) - 1, -1):
+            part = self._slice(before)
+            if part is None:
+                return None
+            slices.append(part)
+        if not slices:
+            # The first frame of all.
+            return Present(self._recall.model.assemble((), index), self._tokens_at(index))
+        if not self._session.observed_at(index):
+            tokens = self._stored(tokens_id(self._session.context_at(index)), index)
+            if tokens is None:
+                return None
+            self._tokens[index] = tokens
+        tokens = self._tokens_at(index)
+        return Present(self._recall.model.assemble(slices[::-1], index), tokens)
+
+    def _slice(self, index: int) -> Float | None:
+        if index not in self._slices:
+            # A slice belongs to what follows it: it was made when its frame was left.
+            self._slices[index] = self._stored(self._session.slice_at(index), index + 1)
+        return self._slices[index]
+
+    def _stored(self, id: bytes, index: int) -> Float | None:
+        return None if index >= self._alone_from else self._recall.blobs.get_blob(id)
+
+    def observed_tokens(self, index: int) -> Float:
+        return self._tokens[index]
+
+    def _tokens_at(self, index: int) -> Float:
+        if index not in self._tokens:
+            self._embed([index])
+        return self._tokens[index]
+
+    def embed(self, first: int) -> None:
+        """Have the tokens of all observed frames from `first` to the present."""
+        wanted = range(first, self._session.present + 1)
+        self._embed([i for i in wanted if self._session.observed_at(i) and i not in self._tokens])
+
+    def _embed(self, indices: list[int]) -> None:
+        missing = []
+        for index in indices:
+            tokens = self._stored(tokens_id(self._session.context_at(index)), index)
+            if tokens is None:
+                missing.append(index)
+            else:
+                self._tokens[index] = tokens
+        if not missing:
+            return
+        frames = np.stack([self._pixels(index) for index in missing])
+        began = time.perf_counter()
+        embedded = self._recall.model.embed(frames)
+        cost_ms = (time.perf_counter() - began) * 1e3 / len(missing)
+        for index, tokens in zip(missing, embedded, strict=True):
+            self._tokens[index] = tokens
+            self.made.append(Made(tokens_id(self._session.context_at(index)), tokens, cost_ms))
+
+    def _pixels(self, index: int) -> Pixels:
+        context = self._session.context_at(index)
+        pixels = self._fresh.get(context)
+        if pixels is None:
+            pixels = self._recall.blobs.get_blob(frame_id(context))
+        if pixels is None:
+            raise SessionNotFound(
+                f"frame {index} of the session is not in memory any more: begin a new session"
+            )
+        return pixels

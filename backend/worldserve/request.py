@@ -1,0 +1,379 @@
+"""The wire contract of `world_model`: everything is checked here, before anything is touched.
+
+Knows no Triton: the adapter hands over arrays by name, parameters by name and the sequence's flags.
+Every refusal is an `InvalidInput` that names the input, what was expected and what came. What needs
+the session to be judged (its clock, its history) is judged when it is opened, with the same care.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrlcache.errors import InvalidInput
+from worldserve.images import decode_frames, resize_frames
+from worldserve.models.protocol import ModelSpec, Pixels
+
+__all__ = [
+    "OUTPUTS",
+    "CacheMode",
+    "Cancelled",
+    "CorrelationId",
+    "Mode",
+    "RawRequest",
+    "Request",
+    "RequestLimits",
+    "parse_request",
+]
+
+CorrelationId = int | str
+Mode = Literal["probe", "advance", "seek"]
+CacheMode = Literal["on", "off", "refresh"]
+#: True when nobody waits for the answer any more.
+Cancelled = Callable[[], bool]
+
+OUTPUTS = (
+    "PREDICTED_FRAMES",
+    "STATE",
+    "PHYSICS",
+    "CONFIDENCE",
+    "CACHE_TIER",
+    "EXACT",
+    "ERROR_BOUND",
+    "SCORES",
+    "TIMING_MS",
+)
+_INPUTS = {
+    "CONTROL": np.float32,
+    "CONTROL_TIMES": np.float64,
+    "FRAMES": np.uint8,
+    "FRAMES_ENCODED": np.object_,
+    "FRAME_TIMES": np.float64,
+    "HORIZON": np.int32,
+    "TEMPLATE_CONTROLS": np.float32,
+}
+_PARAMETERS = (
+    "cache",
+    "cold_wait_ms",
+    "device",
+    "drain",
+    "fork_of",
+    "frame",
+    "max_error",
+    "mode",
+    "prompt",
+    "resume",
+    "seed",
+    "tenant",
+    "view",
+)
+_MAX_TEXT = {"prompt": 2_000, "view": 64, "tenant": 64, "device": 64}
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """horizon: default. max_frames, max_samples: per request. max_pixels: of one encoded frame."""
+
+    horizon: int = 8
+    max_frames: int = 256
+    max_samples: int = 16_384
+    max_pixels: int = 64_000_000
+
+
+@dataclass(frozen=True)
+class RawRequest:
+    """As it came. timeout_s: how long the caller waits, None where he did not say."""
+
+    inputs: Mapping[str, NDArray[Any]]
+    parameters: Mapping[str, Any]
+    correlation_id: CorrelationId
+    start: bool = False
+    end: bool = False
+    outputs: frozenset[str] = frozenset(OUTPUTS)
+    timeout_s: float | None = None
+    cancelled: Cancelled = _never
+    arrived_s: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One valid request.
+
+    samples (K, C) in device units. frames (T, h, w, 3) of the model's size, T = 0 where none came.
+    prompt, view, device: None where not given. max_error: None for the server's default. templates
+    (M, C): controls worth preparing, from the cold step. deadline_s, arrived_s: of
+    `time.perf_counter`.
+    """
+
+    correlation_id: CorrelationId
+    samples: NDArray[np.float32]
+    frames: Pixels
+    sample_times: NDArray[np.float64] | None = None
+    frame_times: NDArray[np.float64] | None = None
+    horizon: int = 8
+    start: bool = False
+    end: bool = False
+    mode: Mode = "probe"
+    frame: int | None = None
+    max_error: float | None = None
+    cache: CacheMode = "on"
+    prompt: str | None = None
+    view: str | None = None
+    seed: int = 0
+    resume: CorrelationId | None = None
+    fork_of: CorrelationId | None = None
+    tenant: str = ""
+    device: str | None = None
+    drain: bool = False
+    templates: NDArray[np.float32] | None = None
+    outputs: frozenset[str] = frozenset(OUTPUTS)
+    deadline_s: float | None = None
+    cancelled: Cancelled = field(default=_never, repr=False)
+    arrived_s: float = 0.0
+
+
+def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Request:
+    """A valid Request, or InvalidInput. Encoded frames are decoded and all frames resized."""
+    arrays = {name: _typed(name, array) for name, array in raw.inputs.items()}
+    parameters = {k: v for k, v in raw.parameters.items() if not k.startswith("triton_")}
+    for name in parameters:
+        if name not in _PARAMETERS:
+            raise InvalidInput(f"parameter {name!r} is not known; known: {', '.join(_PARAMETERS)}")
+    start = raw.start
+    mode: Any = _choice(parameters, "mode", get_args(Mode))
+    cache: Any = _choice(parameters, "cache", get_args(CacheMode))
+    frame = _integer(parameters, "frame", 0, 2**62)
+    resume, fork_of = (_session_id(parameters, name) for name in ("resume", "fork_of"))
+    if (mode == "seek") != (frame is not None):
+        raise InvalidInput(
+            "parameter 'frame' (index in the session's history) and mode 'seek' need each other, "
+            f"got mode {mode!r} and frame {frame!r}"
+        )
+    if resume is not None and fork_of is not None:
+        raise InvalidInput("parameters 'resume' and 'fork_of' exclude each other, got both")
+    if not start and (resume is not None or fork_of is not None):
+        name = "resume" if resume is not None else "fork_of"
+        raise InvalidInput(f"parameter {name!r} needs the sequence's START flag, got none")
+    samples = _samples(arrays, "CONTROL", spec.control_dim, limits.max_samples)
+    if samples is None:
+        raise InvalidInput(f"CONTROL is required: FP32 of shape [K, {spec.control_dim}], got none")
+    sample_times = _times(arrays, "CONTROL_TIMES", "row of CONTROL", len(samples))
+    horizon = _horizon(arrays, spec, limits)
+    max_error = _number(parameters, "max_error", 0.0)
+    texts = {name: _text(parameters, name) for name in _MAX_TEXT}
+    # Last, because it is the costly part.
+    frames = _frames(arrays, spec, limits)
+    frame_times = _times(arrays, "FRAME_TIMES", "frame", len(frames))
+    if start and resume is None and fork_of is None and not len(frames):
+        raise InvalidInput(
+            "the first request of a session needs FRAMES or FRAMES_ENCODED (or the parameter "
+            "'resume' or 'fork_of'), got none"
+        )
+    return Request(
+        correlation_id=raw.correlation_id,
+        samples=samples,
+        frames=frames,
+        sample_times=sample_times,
+        frame_times=frame_times,
+        horizon=horizon,
+        start=start,
+        end=raw.end,
+        mode=mode,
+        frame=frame,
+        max_error=max_error,
+        cache=cache,
+        prompt=texts["prompt"],
+        view=texts["view"],
+        seed=_integer(parameters, "seed", 0, 2**62) or 0,
+        resume=resume,
+        fork_of=fork_of,
+        tenant=texts["tenant"] or "",
+        device=texts["device"],
+        drain=_flag(parameters, "drain"),
+        templates=_samples(arrays, "TEMPLATE_CONTROLS", spec.control_dim, 256),
+        outputs=raw.outputs & frozenset(OUTPUTS),
+        deadline_s=None if raw.timeout_s is None else raw.arrived_s + raw.timeout_s,
+        cancelled=raw.cancelled,
+        arrived_s=raw.arrived_s,
+    )
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+def _typed(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    expected = _INPUTS.get(name)
+    if expected is None:
+        raise InvalidInput(f"input {name!r} is not known; known: {', '.join(_INPUTS)}")
+    if array.dtype != expected:
+        raise InvalidInput(f"{name} must be {np.dtype(expected).name}, got {array.dtype.name}")
+    return array
+
+
+def _samples(
+    arrays: Mapping[str, NDArray[Any]], name: str, width: int, most: int
+) -> NDArray[np.float32] | None:
+    array = arrays.get(name)
+    if array is None:
+        return None
+    least = 1 if name == "CONTROL" else 0
+    if array.ndim != 2 or array.shape[1] != width or not least <= len(array) <= most:
+        raise InvalidInput(
+            f"{name} must have shape [K, {width}] with K from {least} to {most}, "
+            f"got {list(array.shape)}"
+        )
+    if not np.isfinite(array).all():
+        row, axis = np.argwhere(~np.isfinite(array))[0]
+        raise InvalidInput(f"{name} must be finite, got {array[row, axis]} in [{row}, {axis}]")
+    return np.array(array, np.float32)
+
+
+def _times(
+    arrays: Mapping[str, NDArray[Any]], name: str, of_what: str, count: int
+) -> NDArray[np.float64] | None:
+    """Lengths and values; their order and their place in the session's time are judged later."""
+    array = arrays.get(name)
+    if array is None:
+        return None
+    if array.shape != (count,):
+        raise InvalidInput(
+            f"{name} must have one entry per {of_what}, shape [{count}], got {list(array.shape)}"
+        )
+    if not np.isfinite(array).all():
+        raise InvalidInput(f"{name} must be finite, got {array[~np.isfinite(array)][0]}")
+    return np.array(array, np.float64)
+
+
+def _frames(arrays: Mapping[str, NDArray[Any]], spec: ModelSpec, limits: RequestLimits) -> Pixels:
+    raw, encoded = arrays.get("FRAMES"), arrays.get("FRAMES_ENCODED")
+    if raw is not None and encoded is not None:
+        raise InvalidInput("FRAMES and FRAMES_ENCODED exclude each other, got both")
+    if raw is not None:
+        if raw.ndim != 4 or raw.shape[3] != 3 or 0 in raw.shape:
+            raise InvalidInput(
+                f"FRAMES must have shape [T, H, W, 3] without a 0, got {list(raw.shape)}"
+            )
+        _at_most("FRAMES", len(raw), limits.max_frames)
+        if raw.shape[1] * raw.shape[2] > limits.max_pixels:
+            raise InvalidInput(
+                f"FRAMES must have at most {limits.max_pixels} pixels each, got "
+                f"{raw.shape[2]} x {raw.shape[1]}"
+            )
+        return resize_frames(raw, spec.frame_px)
+    if encoded is not None:
+        if encoded.ndim != 1 or not len(encoded):
+            raise InvalidInput(
+                f"FRAMES_ENCODED must have shape [T] with T >= 1, got {list(encoded.shape)}"
+            )
+        _at_most("FRAMES_ENCODED", len(encoded), limits.max_frames)
+        return decode_frames(encoded, spec.frame_px, limits.max_pixels)
+    height, width = spec.frame_px
+    return np.empty((0, height, width, 3), np.uint8)
+
+
+def _at_most(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidInput(f"{name} may hold at most {most} frames in one request, got {count}")
+
+
+def _horizon(arrays: Mapping[str, NDArray[Any]], spec: ModelSpec, limits: RequestLimits) -> int:
+    array = arrays.get("HORIZON")
+    if array is None:
+        return min(limits.horizon, spec.max_horizon)
+    if array.shape != (1,):
+        raise InvalidInput(f"HORIZON must have shape [1], got {list(array.shape)}")
+    horizon = int(array[0])
+    if not 1 <= horizon <= spec.max_horizon:
+        raise InvalidInput(f"HORIZON must be from 1 to {spec.max_horizon}, got {horizon}")
+    return horizon
+
+
+# --- parameters -----------------------------------------------------------------------------------
+
+
+def _choice(parameters: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+    value = parameters.get(name, known[0])
+    if value not in known:
+        raise InvalidInput(f"parameter {name!r} must be one of {', '.join(known)}, got {value!r}")
+    return str(value)
+
+
+def _number(parameters: Mapping[str, Any], name: str, least: float) -> float | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    try:
+        # Older gRPC clients cannot send a float: a text of one is as good.
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        raise InvalidInput(
+            f"parameter {name!r} must be a finite number of at least {least:g}, got {value!r}"
+        )
+    return number
+
+
+def _integer(parameters: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    whole: int | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        whole = value
+    elif isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        whole = int(value)
+    if whole is None or not least <= whole <= most:
+        raise InvalidInput(
+            f"parameter {name!r} must be a whole number from {least} to {most}, got {value!r}"
+        )
+    return whole
+
+
+def _session_id(parameters: Mapping[str, Any], name: str) -> CorrelationId | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    is_id = isinstance(value, int) or (isinstance(value, str) and _plain(value))
+    if isinstance(value, bool) or not is_id or value in ("", 0) or len(str(value)) > 128:
+        raise InvalidInput(
+            f"parameter {name!r} must be the id of a session, a number or a text, got {value!r}"
+        )
+    return int(value) if isinstance(value, int) else str(value)
+
+
+def _text(parameters: Mapping[str, Any], name: str) -> str | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    most = _MAX_TEXT[name]
+    if not isinstance(value, str) or len(value) > most or not _plain(value):
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
+        raise InvalidInput(
+            f"parameter {name!r} must be a text of at most {most} characters, got {shown}"
+        )
+    return value
+
+
+def _plain(text: str) -> bool:
+    """Can be written as UTF-8, and holds no NUL."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _flag(parameters: Mapping[str, Any], name: str) -> bool:
+    value = parameters.get(name, False)
+    if value in (True, "true"):
+        return True
+    if value in (False, "false"):
+        return False
+    raise InvalidInput(f"parameter {name!r} must be true or false, got {value!r}")
