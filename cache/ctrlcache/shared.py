@@ -30,7 +30,9 @@ MAX_READERS = 1024
 #: Of the directory's bytes, what records may occupy. The rest is for the trees above them, pages
 #: that a running transaction replaces, and gaps too small for a large record.
 RECORD_SHARE = 0.8
-_ATTEMPTS = 4
+#: Waits between attempts when the map is full: for a reader that was suspended in the middle of a
+#: look-up, and keeps all pages that were freed since, to go on.
+_WAITS_S = (0.001, 0.003, 0.01, 0.03, 0.1)
 _SCAN_BATCH = 256
 
 
@@ -143,17 +145,20 @@ class SharedMemory:
         eviction: str = "cost",
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Open or create the directory `path`, of at most `size_bytes` on disk: the same in every
-        process. TierUnavailable where it cannot be made or used."""
+        """Open or create the directory `path`, of at most `size_bytes`: the same in every process.
+
+        Opened with less than before, records are evicted at once, but the file shrinks only when
+        the directory is removed. TierUnavailable where it cannot be made or used.
+        """
         if size_bytes < 1 << 20:
             raise InvalidInput(f"size_bytes must be at least 1 MiB, got {size_bytes}")
         self.path = Path(path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _allocate_lock(self.path / "lock.mdb")
             self._env = lmdb.open(
                 str(path),
-                map_size=size_bytes,
+                map_size=_map_bytes(self.path / "data.mdb", size_bytes),
                 max_dbs=DATABASES + 1,
                 max_readers=MAX_READERS,
                 max_spare_txns=16,
@@ -193,24 +198,26 @@ class SharedMemory:
 
     def _run(self, work: Callable[[lmdb.Transaction], T]) -> T:
         failure: lmdb.Error | None = None
-        for attempt in range(_ATTEMPTS):
+        for attempt, wait_s in enumerate((0.0, *_WAITS_S)):
             try:
                 if attempt:
-                    self._make_room()
+                    time.sleep(wait_s)
+                    self._make_room(evict=attempt > 1)
                 with self._env.begin(write=True) as txn:
                     return work(txn)
             except lmdb.MapFullError as error:
-                # Too fragmented for a large record, or a dead reader keeps freed pages.
                 failure = error
             except lmdb.Error as error:
                 raise TierUnavailable(f"cannot write {self.path}: {error}") from error
         raise TierUnavailable(f"shared memory at {self.path} is full") from failure
 
-    def _make_room(self) -> None:
+    def _make_room(self, evict: bool) -> None:
+        """The map is full although records keep to their limit: dead readers keep freed pages, or
+        what is free is too fragmented for a large record."""
         self._env.reader_check()
         ledger = self.hot.ledger
         # LMDB hands out a page again two transactions after it was freed: free in three.
-        for _ in range(3):
+        for _ in range(3 if evict else 0):
             with self._env.begin(write=True) as txn:
                 spare = ledger.limit_bytes // 32
                 ledger.evict_to(txn, max(0, ledger.counters(txn).used_bytes - spare))
@@ -235,6 +242,12 @@ class SharedMemory:
     def remove(path: str | Path) -> None:
         """Give the memory back: delete the directory. For the last one to leave."""
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _map_bytes(data: Path, size_bytes: int) -> int:
+    """The size of the map: `size_bytes`, or what a file that is larger already needs to work in."""
+    present = data.stat().st_size if data.exists() else 0
+    return size_bytes if present <= size_bytes else present + size_bytes // 4
 
 
 def _allocate_lock(path: Path) -> None:
