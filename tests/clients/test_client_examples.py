@@ -156,3 +156,21 @@ def _drain(master: int, process: subprocess.Popen[bytes], timeout_s: float = 30)
     while process.poll() is None and time.monotonic() < deadline:
         if select.select([master], [], [], 0.1)[0]:
             os.read(master, 65536)
+
+
+@pytest.mark.server
+def test_python_of_the_readme_runs_as_printed(server):
+    """The lines that a reader tries first work, but for the port, and give what they say."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", readme, re.S)
+    assert len(code.splitlines()) <= 15
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("127.0.0.1:8001", server.endpoints.grpc)],
+        cwd=EXAMPLES.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(8, 64, 64, 3)\n")
