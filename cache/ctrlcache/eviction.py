@@ -17,6 +17,7 @@ __all__ = ["POLICIES", "Policy", "Usage", "cost", "gdsf", "lru", "policy", "used
 
 #: A use counts half once this many seconds have passed without another one.
 HALF_LIFE_S = 1_800.0
+_HALF_LIVES = 20.0
 #: Where half of the recency, and half of the recompute cost, are reached in `weighted`.
 _RECENCY_S = 60.0
 _COST_MS_PER_BYTE = 2e-3
@@ -97,7 +98,9 @@ def policy(name: str) -> Policy:
 
 
 def _decayed(usage: Usage, now_s: float) -> float:
-    return usage.hits * math.exp2(-max(0.0, now_s - usage.last_used_s) / HALF_LIFE_S)
+    # Never down to nothing: among what is long idle, cost and size still decide.
+    half_lives = min(_HALF_LIVES, max(0.0, now_s - usage.last_used_s) / HALF_LIFE_S)
+    return usage.hits * math.exp2(-half_lives)
 
 
 def _per_byte(usage: Usage) -> float:

@@ -51,6 +51,12 @@ def test_cost_ages_what_is_no_longer_used() -> None:
     assert rank(veteran, NOW) < rank(newcomer, NOW)
 
 
+def test_cost_still_decides_among_what_is_long_idle() -> None:
+    """Years after the last use, what is dear still outranks what is cheap."""
+    rank, later = policy("cost"), NOW + 1e8
+    assert rank(replace(BASE, cost_ms=200.0), later) > rank(BASE, later) > 0.0
+
+
 def test_gdsf_clock_ages_old_records() -> None:
     """A use under a higher eviction clock outranks more uses under a lower one."""
     rank = policy("gdsf")

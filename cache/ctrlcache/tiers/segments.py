@@ -18,7 +18,7 @@ import re
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,7 @@ class Header:
     header_bytes: int
     payload_bytes: int
     payload_checksum: bytes
-    entry: Entry
+    entry: Entry = field(compare=False)  # `raw` says it all
     raw: bytes
 
     @property

@@ -352,8 +352,7 @@ class WarmTier:
             progress=self._progress,
         )
         for damage in survey.damage:
-            self._on_event(Corrupt(self.name))
-            log.warning("warm tier: %s", damage)
+            self._count_damage(damage.segment, damage.offset, b"", damage.reason)
         return survey
 
     def _resign(self) -> None:
@@ -415,9 +414,18 @@ class WarmTier:
         except TierUnavailable:
             found_first = True
         if found_first:
-            self._quarantine.add(place, reason)
-            self._on_event(Corrupt(self.name))
-            log.warning("warm tier: a record is damaged (%s): %s", reason, place)
+            self._count_damage(place.segment, place.offset, place.entry.id, reason)
+
+    def _count_damage(self, segment: int, offset: int, id: bytes, reason: str) -> None:
+        self._quarantine.add(segment, offset, id, reason)
+        self._on_event(Corrupt(self.name))
+        log.warning(
+            "warm tier: segment %d is damaged at %d (%s): record %s is lost",
+            segment,
+            offset,
+            reason,
+            id.hex() or "unknown",
+        )
 
     def _evicted(self, count: int) -> None:
         if count:

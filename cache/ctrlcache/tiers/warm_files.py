@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from ctrlcache.tiers.places import Place
 from ctrlcache.tiers.segments import checksum, fsync_directory
 
 __all__ = ["Quarantine", "WriterLock", "disk_bytes", "load_uses", "save_uses", "store_id"]
@@ -151,13 +150,14 @@ class Quarantine:
     def __init__(self, directory: Path) -> None:
         self._path = directory / QUARANTINE_NAME
 
-    def add(self, place: Place, reason: str) -> None:
-        """Best effort: on a disk that cannot be written the damage is found again next time."""
+    def add(self, segment: int, offset: int, id: bytes, reason: str) -> None:
+        """id is empty where it cannot be known. Best effort: on a disk that cannot be written the
+        damage is found again next time."""
         line = json.dumps(
             {
-                "segment": place.segment,
-                "offset": place.offset,
-                "id": place.entry.id.hex(),
+                "segment": segment,
+                "offset": offset,
+                "id": id.hex(),
                 "reason": reason[:200],
                 "time_s": round(time.time(), 3),
             }

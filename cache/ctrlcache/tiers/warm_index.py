@@ -357,7 +357,10 @@ class WarmIndex:
                 f"{self._env.info()['map_size']} bytes: raise index_bytes"
             ) from error
         except (OSError, lmdb.Error) as error:
-            raise TierUnavailable(f"cannot write the index in {self.path}: {error}") from error
+            room = os.statvfs(self.path)
+            full = room.f_bavail * room.f_frsize < _FREE_BYTES
+            cause = f"{self.path.parent} is full" if full else str(error)
+            raise TierUnavailable(f"cannot write the index in {self.path}: {cause}") from error
 
     def _accept(
         self, txn: lmdb.Transaction, header: Header, change: _Change, fresh: list[Entry]

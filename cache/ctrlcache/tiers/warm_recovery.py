@@ -29,8 +29,9 @@ class Survey:
     """What a reconciliation found.
 
     segments: number -> size of the files. lost: records forgotten because their file is gone or
-    shorter. damage: what is neither a record nor an interrupted write. unsealed: the newest
-    segment, its records and where they end, where the caller may go on appending to it.
+    shorter. damage: what is neither a record nor an interrupted write, nor known from quarantine.
+    unsealed: the newest segment, its records and where they end, where the caller may go on
+    appending to it.
     """
 
     segments: dict[int, int] = field(default_factory=dict)
@@ -94,6 +95,7 @@ class _Load:
         self._number = number
         self._survey = survey
         self._quarantined = quarantined
+        self._known = {offset for segment, offset, _ in quarantined if segment == number}
 
     def run(self, path: Path, row: SegmentRow, tail: bool, exclusive: bool) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -126,7 +128,7 @@ class _Load:
                 headers = [header for header in footer.headers if header.offset >= start]
             else:
                 headers, _ = self._scan(fd, start, footer.end, False)
-        if footer.damaged:
+        if footer.damaged and footer.end not in self._known:
             self._survey.damage.append(
                 Damage(self._number, footer.end, size, "footer checksum is wrong", True, False)
             )
@@ -140,7 +142,7 @@ class _Load:
                 headers.append(item)
                 stop = item.end
                 continue
-            if not item.cut:
+            if not item.cut and item.offset not in self._known:
                 self._survey.damage.append(item)
             if item.torn:
                 break
