@@ -118,7 +118,7 @@ def test_a_torn_tail_costs_only_what_is_torn(
     whole = [header for header in written if header.end <= size]
     assert found[: len(whole)] == whole
     rest = found[len(whole) :]
-    if whole and whole[-1].end == size or size == segments.SEGMENT_HEADER_BYTES:
+    if (whole and whole[-1].end == size) or size == segments.SEGMENT_HEADER_BYTES:
         assert not rest
     else:
         (damage,) = rest
@@ -222,7 +222,7 @@ def test_what_cannot_be_stored_is_refused(directory: Path) -> None:
     good = Entry(bytes(16), bytes(16), None, 0, 0, 0, 0)
     with pytest.raises(InvalidInput, match="16 bytes each, got 3 and 16"):
         writer.append([Pending(Entry(b"abc", bytes(16), None, 0, 0, 0, 0), b"")])
+    two = np.zeros((2, 2), np.float32)
     with pytest.raises(InvalidInput, match=r"\(2, 2\)"):
-        two = np.zeros((2, 2), np.float32)
         writer.append([Pending(Entry(bytes(16), bytes(16), two, 0, 0, 0, 0), b"")])
     assert len(writer.append([Pending(good, b"")])) == 1
