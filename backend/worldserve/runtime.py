@@ -191,6 +191,15 @@ class Runtime:
         return self._server.pid if self._server is not None else None
 
     @property
+    def server_version(self) -> str:
+        return self._files.version
+
+    @property
+    def all_models(self) -> tuple[str, ...]:
+        """Ensembles included, which `models` leaves out."""
+        return (*self.models, *self._ensembles)
+
+    @property
     def canary_model(self) -> str:
         return self.config.canary if self.config.canary in self.models else self.models[0]
 
@@ -305,7 +314,7 @@ class Runtime:
             f"--model-repository={self.run_dir / 'repository'}",
             f"--backend-directory={backends}",
             "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in (*self.models, *self._ensembles)),
+            *(f"--load-model={model}" for model in self.all_models),
             f"--http-address={host}",
             f"--http-port={http_port}",
             f"--grpc-address={host}",
@@ -380,7 +389,7 @@ class Runtime:
             "run_id": self.run_id,
             "launcher_pid": os.getpid(),
             "server_pid": self.server_pid,
-            "models": [*self.models, *self._ensembles],
+            "models": self.all_models,
             "shm_dir": str(self.shm_dir),
             "warm_dir": str(self.config.warm_dir or self.run_dir / "warm"),
             **{key: value for key, value in vars(self.endpoints).items() if value},

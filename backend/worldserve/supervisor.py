@@ -8,6 +8,7 @@ fails the server is started again; each attempt waits twice as long as the one b
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -140,7 +141,7 @@ class Supervisor:
                     self._runtime.restart_server()
                     for other in self._watches:
                         other.open()
-            except (CtrlCacheError, NoAnswer) as error:
+            except CtrlCacheError as error:
                 reason = str(error)
                 reload_failed = True
                 continue
@@ -162,14 +163,15 @@ class _Watch:
         self._instances = 1
 
     def open(self) -> None:
-        """After each load: new sequences; NoAnswer where the model does not take them."""
+        """After each load: new sequences. What is wrong already, the next check finds."""
         self.close()
         self._late = 0
         self._instances = self._runtime.instances[self.model]
         endpoint = self._runtime.endpoints.grpc
         self._canaries = [Canary(endpoint, self.model) for _ in range(self._instances)]
         for canary in self._canaries:
-            canary.ask(self._config.deadline_s)
+            with contextlib.suppress(NoAnswer):
+                canary.ask(self._config.deadline_s)
 
     def close(self) -> None:
         for canary in self._canaries:

@@ -1,0 +1,59 @@
+"""`worldserve train` and `worldserve evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[Path, typer.Option(help="Root of the generated episodes.")]
+Suite = Annotated[str, typer.Option(help="Suite of the episodes.")]
+Weights = Annotated[Path, typer.Option(help="Directory of the weights.")]
+WEIGHTS = Path("model_repository/world_model/1")
+
+
+def train(
+    suite: Suite = "kitchen",
+    data: Data = Path("data"),
+    run: Annotated[Path, typer.Option(help="Checkpoints and logs; a stopped run resumes.")] = Path(
+        "runs/kitchen"
+    ),
+    weights: Weights = WEIGHTS,
+    seed: Annotated[int, typer.Option(help="Same seed, same steps, same weights.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 2,
+) -> None:
+    """Train the reference world model; resumes from the checkpoint in --run."""
+    from worldserve.data.suites import get_suite
+    from worldserve.training.train import TrainConfig
+    from worldserve.training.train import train as train_model
+
+    train_model(
+        TrainConfig(
+            suite=get_suite(suite), data=data, run=run, out=weights, seed=seed, threads=threads
+        )
+    )
+    typer.echo(f"weights written to {weights}")
+
+
+def evaluate(
+    suite: Suite = "kitchen",
+    data: Data = Path("data"),
+    weights: Weights = WEIGHTS,
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    figures: Annotated[Path, typer.Option(help="Where the numbers go.")] = Path(
+        "docs/evaluation/kitchen.json"
+    ),
+    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path(
+        "docs/images/predictions.png"
+    ),
+) -> None:
+    """Evaluate the model on held-out episodes, each figure with its baseline."""
+    from worldserve.calibrate import REFERENCE, load_model
+    from worldserve.data.suites import get_suite
+    from worldserve.training import evaluate as evaluation
+
+    result = evaluation.evaluate(load_model(REFERENCE, weights), get_suite(suite), data, split)
+    result.save(figures)
+    evaluation.picture(result.predictions, picture)
+    typer.echo(f"numbers in {figures}, picture in {picture}")

