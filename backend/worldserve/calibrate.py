@@ -79,6 +79,7 @@ def pairs_of(
     move = migration or Jacobian()
     scores = around.scores(radius, scale, move)
     moved = move.migrate(around.own.states, scores.jacobian, around.control, around.query_controls)
+    away = around.query_controls.astype(np.float64) - around.control
     m = len(around.answers)
     return Pairs(
         context=np.full(m, context),
@@ -86,6 +87,7 @@ def pairs_of(
         sensitivity=np.full(m, scores.sensitivity),
         transferability=np.full(m, scores.transferability),
         distance=around.distances,
+        main_axis=np.square(away).max(axis=-1) / np.maximum(np.square(away).sum(axis=-1), 1e-30),
         error=relative_error(moved, around.truths, scale),
         psnr_db=np.full(m, np.nan) if psnr is None else psnr,
     )

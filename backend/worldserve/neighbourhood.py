@@ -55,7 +55,8 @@ class Present:
 class Sampling:
     """How neighbours are drawn: distances log-uniform between `nearest` and `farthest`.
 
-    Without probe radii, predictions are made but couplets cannot be scored.
+    `distances`, where given, takes the place of `queries` drawn ones. Without probe radii,
+    predictions are made but couplets cannot be scored.
     """
 
     horizon: int = 8
@@ -63,6 +64,7 @@ class Sampling:
     probe_radii: tuple[float, ...] = (0.05,)
     nearest: float = 0.005
     farthest: float = 0.5
+    distances: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.queries < 1:
@@ -172,8 +174,10 @@ def neighbourhood(
 
 def _around(control: Float, rng: np.random.Generator, sampling: Sampling) -> Float:
     """Query controls (m, C) at drawn distances; half of them differ along some axes only."""
-    m, axes = sampling.queries, control.size
-    distance = np.exp(rng.uniform(np.log(sampling.nearest), np.log(sampling.farthest), m))
+    axes = control.size
+    drawn = rng.uniform(np.log(sampling.nearest), np.log(sampling.farthest), sampling.queries)
+    distance = np.array(sampling.distances) if sampling.distances else np.exp(drawn)
+    m = distance.size
     direction = rng.normal(size=(m, axes))
     sparse = rng.random((m, axes)) < 0.5
     sparse[np.arange(m), rng.integers(axes, size=m)] = False  # one axis moves at least

@@ -33,8 +33,8 @@ def trust_path(weights_directory: Path) -> Path:
 class CoverageRow:
     """Of the held-out uses that a budget accepts in a group, how many exceeded their bound.
 
-    group: `all`, `distance a-b` or `curvature low|middle|high`. share = over / accepted.
-    contexts: how many different scenes the accepted uses come from.
+    group: `all`, `distance a-b`, `curvature low|middle|high`, `one axis` or `several axes`.
+    share = over / accepted. contexts: how many different scenes the accepted uses come from.
     """
 
     group: str

@@ -3,9 +3,10 @@
 The contexts are divided. The first part chooses the form of the bound (powers, offset, floor), the
 second sets its factor q, and what came out is measured on scenes that did neither. What must hold
 is not coverage over all pairs but over the uses that a budget *accepts*, so q is the smallest
-factor for which, at every budget, in every distance bin and every curvature third, at most a share
-delta of the accepted pairs exceeds the bound. Pairs of one context are no independent samples: the
-finite-sample correction (v m + 1) / (m + 1) of a share v counts the m contexts, not the pairs.
+factor for which, at every budget, in every distance bin, every curvature third and both kinds of
+direction, at most a share 0.8 delta of the accepted pairs exceeds the bound; the rest of delta is
+for users whose controls are distributed otherwise. Pairs of one context are no independent samples:
+the finite-sample correction (v m + 1) / (m + 1) of a share v counts the m contexts, not the pairs.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ Flags = NDArray[np.bool_]
 
 #: Relative state errors that users are expected to allow.
 BUDGETS = (0.003, 0.005, 0.01, 0.02, 0.05)
-_DISTANCE_BINS = 6
+_DISTANCE_BINS = (10, 8, 6, 5, 4, 3, 2)  # as many as the contexts can fill
 _FRAME_BINS = 8
 _CURVATURES = ("low", "middle", "high")
+_DIRECTIONS = ("one axis", "several axes")
+_ONE_AXIS = 0.9  # share of the squared distance along its main axis, from which on it is one
+_TARGET = 0.8  # of delta: users go other distances and directions than the sample
 _SHARES = (0.25, 0.45)  # of contexts: form, factor; the rest measures
 _SHARES_MEASURED_APART = (0.3, 0.7)
 _NO_DISTANCE = 1e-6
@@ -44,9 +48,10 @@ class Pairs:
     """n pairs of a scored couplet and a query in the same context; all arrays (n,).
 
     context: number of the scene. curvature, sensitivity, transferability: of the couplet. distance:
-    Euclidean, between the controls. error: true relative state error of the migrated couplet
-    (`scores.relative_error`). psnr_db: of the couplet's frames against the query's own, the worst
-    frame of the horizon; NaN where no frames were made.
+    Euclidean, between the controls. main_axis: share of the squared distance along its largest
+    component, 1 for a change of one axis only. error: true relative state error of the migrated
+    couplet (`scores.relative_error`). psnr_db: of the couplet's frames against the query's own, the
+    worst frame of the horizon; NaN where no frames were made.
     """
 
     context: Ints
@@ -54,6 +59,7 @@ class Pairs:
     sensitivity: Double
     transferability: Double
     distance: Double
+    main_axis: Double
     error: Double
     psnr_db: Double
 
@@ -84,28 +90,40 @@ class _Form(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """Which group a pair belongs to: everything (0), a distance bin, a curvature third."""
+    """The groups of a pair: everything (0), a distance bin, a curvature third, a direction."""
 
     edges: Double  # of the distance bins
     thirds: Double  # of curvature
 
     @classmethod
-    def of(cls, pairs: Pairs) -> _Groups:
-        edges = np.quantile(pairs.distance, np.linspace(0, 1, _DISTANCE_BINS + 1))
-        return cls(edges, np.quantile(pairs.curvature, (1 / 3, 2 / 3)))
+    def of(cls, pairs: Pairs, least_contexts: int = 0) -> _Groups:
+        """As many distance bins as have `least_contexts` contexts each."""
+        thirds = np.quantile(pairs.curvature, (1 / 3, 2 / 3))
+        for bins in _DISTANCE_BINS:
+            groups = cls(np.quantile(pairs.distance, np.linspace(0, 1, bins + 1)), thirds)
+            everyone = np.zeros(len(pairs))
+            tally = _tally(pairs, groups.membership(pairs), len(groups.names), everyone, np.inf)
+            if tally.contexts[1 : 1 + bins].min() >= least_contexts:
+                break
+        return groups
+
+    @property
+    def bins(self) -> int:
+        return len(self.edges) - 1
 
     @property
     def names(self) -> list[str]:
         spans = itertools.pairwise(self.edges)
         distances = [f"distance {a:.3f}-{b:.3f}" for a, b in spans]
-        return ["all", *distances, *(f"curvature {c}" for c in _CURVATURES)]
+        return ["all", *distances, *(f"curvature {c}" for c in _CURVATURES), *_DIRECTIONS]
 
     def membership(self, pairs: Pairs) -> Ints:
-        """(3, n): group numbers of each pair."""
+        """(4, n): group numbers of each pair."""
         near = np.searchsorted(self.edges[1:-1], pairs.distance, side="left")
         calm = np.searchsorted(self.thirds, pairs.curvature, side="left")
         everything = np.zeros(len(pairs), dtype=np.int64)
-        groups: Ints = np.stack([everything, 1 + near, 1 + _DISTANCE_BINS + calm])
+        across = 1 + self.bins + len(_CURVATURES) + (pairs.main_axis < _ONE_AXIS)
+        groups: Ints = np.stack([everything, 1 + near, 1 + self.bins + calm, across])
         return groups
 
 
@@ -150,7 +168,7 @@ def _factor(
         for budget in budgets:
             tally = _tally(pairs, member, count, bounds, budget)
             judged = tally.contexts >= _enough(delta)
-            if (tally.corrected()[judged] > delta).any():
+            if (tally.corrected()[judged] > _TARGET * delta).any():
                 return chosen
         chosen = float(q)
     return chosen
@@ -165,7 +183,7 @@ def _forms(pairs: Pairs) -> list[_Form]:
     typical = float(np.median(pairs.curvature))
     nearest = pairs.distance <= np.quantile(pairs.distance, 0.1)
     floors = (0.0, float(np.quantile(pairs.error[nearest], 0.95)))
-    powers = itertools.product((1.0, 1.5, 2.0), floors)
+    powers = itertools.product((1.0, 1.5, 1.75, 2.0), floors)
     made = []
     for distance_power, floor in powers:
         made.append(_Form(0.0, 0.0, distance_power, floor))  # one radius for all couplets
@@ -218,15 +236,20 @@ def fit(
         sound.take(np.isin(sound.context, part))
         for part in (shuffled[:first], shuffled[first:second], shuffled[second:])
     )
+    rough = _Groups.of(choose, _enough(delta))
     form = max(
         _forms(choose),
-        key=lambda f: _reach(
-            choose, f, _factor(choose, f, _Groups.of(choose), budgets, delta, 40), budgets
-        ),
+        key=lambda f: _reach(choose, f, _factor(choose, f, rough, budgets, delta, 40), budgets),
     )
-    groups = _Groups.of(factor)
+    groups = _Groups.of(factor, _enough(delta))
     q = _factor(factor, form, groups, budgets, delta, 240)
     reach = _farthest(factor, form, q, groups, max(budgets), delta)
+    if reach <= 0:
+        raise CalibrationError(
+            f"no bound can be stated: within {max(budgets):g}, at the nearest distances, answers "
+            f"from fewer than {_enough(delta)} contexts are left to judge; calibrate on more "
+            "contexts, or nearer ones"
+        )
     trust = TrustModel(
         weights_digest=weights_digest,
         migration=migration,
@@ -280,8 +303,8 @@ def _farthest(
     """The end of the last distance bin, counted from the nearest, in which coverage was judged."""
     bounds = form.floor + q * form.growth(pairs)
     tally = _tally(pairs, groups.membership(pairs), len(groups.names), bounds, budget)
-    judged = tally.contexts[1 : 1 + _DISTANCE_BINS] >= _enough(delta)
-    bins = _DISTANCE_BINS if judged.all() else int(judged.argmin())
+    judged = tally.contexts[1 : 1 + groups.bins] >= _enough(delta)
+    bins = groups.bins if judged.all() else int(judged.argmin())
     return float(groups.edges[bins]) if bins else 0.0
 
 

@@ -45,6 +45,7 @@ def make_pairs(
         sensitivity[context],
         1 / curvature[context],
         distance,
+        rng.uniform(0.3, 1, distance.size),
         error,
         psnr,
     )
@@ -77,16 +78,14 @@ def test_bounds_hold_on_unseen_scenes(world: dict[str, float]) -> None:
     rows = coverage(trust, fresh)
     judged = [r for r in rows if r.contexts >= 300]
     assert len(judged) >= 10
-    assert all(r.share <= 1.3 * trust.delta for r in judged), judged
+    assert all(r.share <= 1.1 * trust.delta for r in judged), judged
     assert all(r.share <= trust.delta for r in judged if r.group == "all"), judged
 
 
 def test_bounds_are_no_wider_than_they_must_be() -> None:
-    """Coverage is not bought with a bound that accepts next to nothing."""
+    """Coverage is not bought with a bound that accepts next to nothing; its form is found."""
     trust = fitted(make_pairs(1))
     fresh = make_pairs(2, contexts=2_000)
-    over = [r.share for r in coverage(trust, fresh) if r.group == "all" and r.accepted > 500]
-    assert min(over) > 0.15 * trust.delta
     assert trust.distance_power == 2.0
     accepted = trust.bounds(fresh.curvature, fresh.distance) <= 0.01
     possible = fresh.error <= 0.01
@@ -98,7 +97,7 @@ def test_coverage_survives_other_distances() -> None:
     trust = fitted(make_pairs(1))
     for farthest in (0.02, 0.1):
         rows = coverage(trust, make_pairs(3, contexts=2_000, farthest=farthest))
-        assert all(r.share <= 1.3 * trust.delta for r in rows if r.contexts >= 300)
+        assert all(r.share <= 1.1 * trust.delta for r in rows if r.contexts >= 300)
 
 
 def test_stated_coverage_is_measured_on_scenes_apart() -> None:
@@ -127,7 +126,7 @@ def test_unusable_couplets_are_never_trusted() -> None:
     assert trust.radius(np.inf, 0.05) == 0
     assert trust.bound(np.inf, 0.01) == math.inf
     rows = coverage(trust, pairs)
-    assert all(r.share <= 1.3 * trust.delta for r in rows if r.contexts >= 100)
+    assert all(r.share <= 1.1 * trust.delta for r in rows if r.contexts >= 100)
     assert math.isfinite(trust.rho_max)
 
 
@@ -135,6 +134,21 @@ def test_too_few_scenes_are_refused() -> None:
     """Thousands of pairs from few scenes do not make a calibration."""
     with pytest.raises(CalibrationError, match=r"at least 178 contexts, got 60 .of 60"):
         fitted(make_pairs(0, contexts=60, each=200))
+
+
+def test_fewer_scenes_make_wider_bins_not_silence() -> None:
+    """With the fewest scenes allowed there is still a radius, judged in fewer distance bins."""
+    trust = fitted(make_pairs(0, contexts=180, each=8))
+    assert trust.max_distance > 0.05
+    assert trust.radius(0.5, 0.02) > 0.01
+
+
+def test_a_model_that_nobody_can_trust_is_refused() -> None:
+    """Where every answer errs beyond all budgets, there is no calibration to store."""
+    pairs = make_pairs(0)
+    pairs.error[:] += 1.0
+    with pytest.raises(CalibrationError, match="no bound can be stated"):
+        fitted(pairs)
 
 
 def test_frames_are_lent_as_far_as_they_hold() -> None:

@@ -172,6 +172,15 @@ def test_neighbours_lie_where_they_were_asked_to() -> None:
         assert 0.05 < single.mean() < 0.6
 
 
+def test_distances_can_be_given() -> None:
+    """A table over control distances asks at exactly these."""
+    rng = np.random.default_rng(0)
+    how = Sampling(distances=(0.01, 0.1, 0.4))
+    for point in presents(MODEL, make_clips(2, 0), 4, rng, 8):
+        around = neighbourhood(MODEL, point, rng, how)
+        assert around.distances.tolist() == pytest.approx(how.distances, rel=1e-4)
+
+
 def test_probes_give_the_models_own_derivative() -> None:
     """The scored Jacobian is that of the analytic model."""
     rng = np.random.default_rng(0)
