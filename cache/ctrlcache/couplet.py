@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,8 +27,10 @@ __all__ = [
     "Precision",
     "decode",
     "decode_array",
+    "decode_parts",
     "encode",
     "encode_array",
+    "is_couplet",
 ]
 
 Precision = Literal["raw", "stored"]
@@ -164,18 +166,26 @@ def decode(
 ) -> Couplet:
     """The couplet in `data`, with those of `fields` that it holds; unread fields are None.
 
-    CorruptRecord for damage of what is read, another version or another provenance. Arrays of a
-    memoryview are copies; those of bytes are read-only views where nothing had to be undone.
+    `decode_parts` says too which fields there are. CorruptRecord for damage of what is read,
+    another version or another provenance. Arrays of a memoryview are copies; those of bytes are
+    read-only views where nothing had to be undone.
     """
+    return decode_parts(data, provenance, fields)[0]
+
+
+def decode_parts(
+    data: bytes | memoryview, provenance: bytes, fields: Collection[str]
+) -> tuple[Couplet, frozenset[str]]:
+    """As `decode`, and which of ALL_FIELDS the record holds, read or not."""
     wanted = {_PLAN, _STATES, _LINEAGE}
     for name in fields:
         wanted.update(_FIELDS[name])
-    flags, meta, arrays, _ = record.unpack(data, _COUPLET, provenance, _META.size, wanted)
+    flags, meta, arrays, present = record.unpack(data, _COUPLET, provenance, _META.size, wanted)
     try:
         space, stability, transferability, curvature, radius, cost_ms, created_s = _META.unpack(
             meta
         )
-        return Couplet(
+        couplet = Couplet(
             space,
             arrays[_PLAN],
             arrays[_STATES],
@@ -194,6 +204,13 @@ def decode(
         )
     except (KeyError, ValueError) as error:
         raise CorruptRecord(f"record does not hold a couplet: {error}") from error
+    held = frozenset(name for name, codes in _FIELDS.items() if not present.isdisjoint(codes))
+    return couplet, held
+
+
+def is_couplet(data: bytes | memoryview) -> bool:
+    """Whether a record is a couplet's rather than an array's, by its first bytes."""
+    return bytes(data[:4]) == _COUPLET
 
 
 def encode_array(array: NDArray[Any], provenance: bytes, compress: bool = False) -> bytes:
@@ -207,11 +224,6 @@ def decode_array(data: bytes | memoryview, provenance: bytes) -> NDArray[Any]:
     if 0 not in arrays:
         raise CorruptRecord("record does not hold an array")
     return arrays[0]
-
-
-def without(couplet: Couplet, *names: str) -> Couplet:
-    """A copy that lacks some of ALL_FIELDS."""
-    return replace(couplet, **dict.fromkeys(names))  # type: ignore[arg-type]
 
 
 def _floats(array: NDArray[np.float32], code: int, scale_code: int, stored: bool) -> list[Section]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ctrlcache.errors import CorruptRecord, InvalidInput
 
-__all__ = ["LAYOUT_VERSION", "Section", "compress", "pack", "unpack"]
+__all__ = ["LAYOUT_VERSION", "Section", "compress", "owner_of", "pack", "unpack"]
 
 LAYOUT_VERSION = 1
 ZSTD_LEVEL = 3
@@ -165,6 +165,14 @@ def unpack(
     if position != size:
         raise CorruptRecord(f"{size - position} bytes follow the last section")
     return flags, bytes(view[_HEAD.size : table_start]), arrays, present
+
+
+def owner_of(data: Buffer) -> bytes:
+    """The provenance digest a record was written for; CorruptRecord where there is no header."""
+    if len(data) < _HEAD.size:
+        raise CorruptRecord(f"record of {len(data)} bytes is shorter than a header")
+    owner: bytes = _HEAD.unpack_from(data)[-1]
+    return owner
 
 
 def _array(

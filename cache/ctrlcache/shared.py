@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import lmdb
 
 from ctrlcache.errors import InvalidInput, TierUnavailable
+from ctrlcache.metrics import Evicted, Sink, ignore
 from ctrlcache.tiers.base import Record
 from ctrlcache.tiers.hot import DATABASES, HotTier, batches_of
 from ctrlcache.tiers.ledger import occupied_bytes
@@ -144,6 +145,7 @@ class SharedMemory:
         size_bytes: int,
         eviction: str = "cost",
         now: Callable[[], float] = time.time,
+        on_event: Sink = ignore,
     ) -> None:
         """Open or create the directory `path`, of at most `size_bytes`: the same in every process.
 
@@ -153,6 +155,7 @@ class SharedMemory:
         if size_bytes < 1 << 20:
             raise InvalidInput(f"size_bytes must be at least 1 MiB, got {size_bytes}")
         self.path = Path(path)
+        self._on_event = on_event
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _allocate_lock(self.path / "lock.mdb")
@@ -180,9 +183,11 @@ class SharedMemory:
             raise
 
     @classmethod
-    def open(cls, path: str | Path, size_bytes: int, eviction: str = "cost") -> SharedMemory:
-        """As the constructor."""
-        return cls(path, size_bytes, eviction)
+    def open(
+        cls, path: str | Path, size_bytes: int, eviction: str = "cost", on_event: Sink = ignore
+    ) -> SharedMemory:
+        """As the constructor, with the time of day."""
+        return cls(path, size_bytes, eviction, on_event=on_event)
 
     def table(self, name: str) -> Table:
         """The table of that name (1 to 60 bytes); it exists once something is in it."""
@@ -203,13 +208,22 @@ class SharedMemory:
                 if attempt:
                     time.sleep(wait_s)
                     self._make_room(evict=attempt > 1)
-                with self._env.begin(write=True) as txn:
-                    return work(txn)
+                return self._once(work)
             except lmdb.MapFullError as error:
                 failure = error
             except lmdb.Error as error:
                 raise TierUnavailable(f"cannot write {self.path}: {error}") from error
         raise TierUnavailable(f"shared memory at {self.path} is full") from failure
+
+    def _once(self, work: Callable[[lmdb.Transaction], T]) -> T:
+        ledger = self.hot.ledger
+        with self._env.begin(write=True) as txn:
+            ledger.evicted = 0
+            result = work(txn)
+            evicted = ledger.evicted
+        if evicted:
+            self._on_event(Evicted("hot", "bytes", evicted))
+        return result
 
     def _make_room(self, evict: bool) -> None:
         """The map is full although records keep to their limit: dead readers keep freed pages, or
@@ -218,9 +232,11 @@ class SharedMemory:
         ledger = self.hot.ledger
         # LMDB hands out a page again two transactions after it was freed: free in three.
         for _ in range(3 if evict else 0):
-            with self._env.begin(write=True) as txn:
-                spare = ledger.limit_bytes // 32
-                ledger.evict_to(txn, max(0, ledger.counters(txn).used_bytes - spare))
+            self._once(
+                lambda txn: ledger.evict_to(
+                    txn, max(0, ledger.counters(txn).used_bytes - ledger.limit_bytes // 32)
+                )
+            )
 
     @property
     def file_bytes(self) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import lmdb
@@ -35,6 +35,7 @@ DATABASES = 2 + index.DATABASES + ledger.DATABASES
 FORMAT = b"ctrlcache-hot-1"
 _BATCH_BYTES = 32 << 20  # of a put, per transaction
 _SCAN_BATCH = 256
+_HEAD_BYTES = 1024
 _MAX_NOTED = 65536
 _ENTRY = struct.Struct(f"<{DIGEST_BYTES}sdddd")  # then the control
 
@@ -125,7 +126,7 @@ class HotTier:
         except lmdb.Error:
             return []
 
-    def members(self, space: bytes) -> list[bytes]:
+    def space(self, space: bytes) -> list[bytes]:
         """Ids of all records of a space that have a control."""
         try:
             with self._env.begin() as txn:
@@ -176,6 +177,36 @@ class HotTier:
         if refused is not None and not stored:
             raise refused
         return stored
+
+    def unpin_unchanged(self, owner: bytes, payloads: Mapping[bytes, bytes]) -> int:
+        """Let go of those ids whose payload still begins as the given one does, or is absent where
+        that is empty; returns how many. (Records begin with their checksums.)"""
+
+        def work(txn: lmdb.Transaction) -> int:
+            same = []
+            for id, payload in payloads.items():
+                found = txn.get(id, db=self._payloads) or b""
+                if found[:_HEAD_BYTES] == payload[:_HEAD_BYTES]:
+                    same.append(id)
+            return self.ledger.unpin(txn, owner, same)
+
+        return self._transact(work)
+
+    def pinned(self, owner: bytes, limit: int | None = None) -> list[bytes]:
+        """The ids that `owner` pins, at most `limit`."""
+        try:
+            with self._env.begin() as txn:
+                return self.ledger.pins_of(txn, owner, limit)
+        except lmdb.Error:
+            return []
+
+    def pin_count(self, owner: bytes) -> int:
+        """How many ids `owner` pins."""
+        try:
+            with self._env.begin() as txn:
+                return self.ledger.pin_count(txn, owner)
+        except lmdb.Error:
+            return 0
 
     def _put_batch(self, batch: list[Record]) -> int:
         def work(txn: lmdb.Transaction) -> int:

@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import lmdb
 
@@ -61,6 +62,8 @@ class Ledger:
         take_out: Callable[[lmdb.Transaction, bytes], None],
     ) -> None:
         self.limit_bytes = limit_bytes
+        #: Evicted by this process's present transaction.
+        self.evicted = 0
         self._priority = priority
         self._now = now
         self._take_out = take_out
@@ -164,11 +167,15 @@ class Ledger:
                 freed += 1
         return freed
 
-    def pins_of(self, txn: lmdb.Transaction, owner: bytes) -> list[bytes]:
+    def pins_of(self, txn: lmdb.Transaction, owner: bytes, limit: int | None = None) -> list[bytes]:
         with txn.cursor(self._owners) as cursor:
             if not cursor.set_key(_checked(owner)):
                 return []
-            return [bytes(id) for id in cursor.iternext_dup()]
+            return [bytes(id) for id in islice(cursor.iternext_dup(), limit)]
+
+    def pin_count(self, txn: lmdb.Transaction, owner: bytes) -> int:
+        with txn.cursor(self._owners) as cursor:
+            return int(cursor.count()) if cursor.set_key(_checked(owner)) else 0
 
     # -- eviction -------------------------------------------------------------------------------
 
@@ -193,6 +200,7 @@ class Ledger:
             ranked = sorted(pool, key=lambda id: pool[id][0])
             victim, usage = ranked[0], pool[ranked[0]][1]
             self._take_out(txn, victim)
+            self.evicted += 1
             self._set_use(txn, victim, None, 0)
             self.count(txn, -usage.size_bytes, -1, evicted=usage)
             occupied -= usage.size_bytes

@@ -27,6 +27,8 @@ class MemoryTier:
     """
 
     name = "memory"
+    #: Whether `put` can be expected to work now.
+    writable = True
 
     def __init__(
         self, limit_bytes: int, eviction: str = "cost", now: Callable[[], float] = time.time
@@ -64,6 +66,17 @@ class MemoryTier:
                     Candidate(entry.id, entry.control, entry.radius, entry.curvature, distance)
                 )
         return sorted(found, key=lambda candidate: candidate.distance)[:limit]
+
+    def entry(self, id: bytes) -> Entry | None:
+        """What is known of a record beside its payload."""
+        record = self._records.get(id)
+        return None if record is None else record.entry
+
+    def space(self, space: bytes) -> list[bytes]:
+        """Ids of all records of a space that have a control."""
+        with self._lock:
+            entries = [record.entry for record in self._records.values()]
+        return [e.id for e in entries if e.space == space and e.control is not None]
 
     def put(self, records: Iterable[Record]) -> int:
         stored = refused = 0

@@ -154,6 +154,15 @@ class WarmTier:
         """Ids of the couplets of a space, for prefetching."""
         return [] if self._index is None else self._index.space(space)
 
+    def entry(self, id: bytes) -> Entry | None:
+        """What is known of a record beside its payload."""
+        try:
+            place = None if self._index is None else self._index.place(id)
+        except lmdb.Error as error:
+            self._say(f"the index cannot be read: {error}")
+            return None
+        return None if place is None else place.entry
+
     def scan(self) -> Iterator[Entry]:
         if self._index is not None:
             for place in self._index.scan():
