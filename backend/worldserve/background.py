@@ -86,6 +86,13 @@ class Background:
                 self._talking -= 1
                 self._condition.notify_all()
 
+    def give_way(self, at_most_s: float = 0.02) -> None:
+        """For work of other threads, between its small steps: wait while the floor is taken, but
+        not for ever, so that it gets done even where requests never cease."""
+        if self._talking:
+            with self._condition:
+                self._condition.wait_for(lambda: not self._talking, at_most_s)
+
     # -- work --------------------------------------------------------------------------------------
 
     def submit(self, urgency: Urgency, work: Work, key: object = None) -> None:

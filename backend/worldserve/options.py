@@ -1,6 +1,6 @@
 """What a world model is served with: the parameters of its config.pbtxt, checked once.
 
-Keys that are not known here belong to the cache (`ctrlcache.config`); what neither knows is refused.
+Keys that are not known here are the cache's (`ctrlcache.config`); what neither knows is refused.
 """
 
 from __future__ import annotations

@@ -163,6 +163,7 @@ class SessionStore:
             version=0 if old is None else old.version + 1,
             incarnation=incarnation,
             touched_s=self._now(),
+            created_s=new.created_s or self._now(),
         )
         held = list(records)
         data = encode_session(new, self._provenance)

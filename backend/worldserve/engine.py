@@ -1,0 +1,378 @@
+"""The engine: requests in, replies out. `Engine.step` is the path of every interaction.
+
+Knows no Triton. Whatever is not needed for the reply is handed to `Thinking`, which does it in the
+user's thinking time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrlcache.couplet import Couplet, encode_array
+from ctrlcache.errors import CtrlCacheError
+from ctrlcache.key import frame_id
+from ctrlcache.metrics import Saved, Sink, ignore
+from ctrlcache.tiered import Hit, Query
+from ctrlcache.tiers.base import Entry, Record
+from worldserve.models.protocol import Float, Pixels, RolloutInput, WorldModel
+from worldserve.opening import Opener, Turn
+from worldserve.recall import Made, Present, Recall
+from worldserve.request import Request
+from worldserve.session_store import SessionNotFound, SessionStore
+
+__all__ = ["STAGES", "Abandonment", "Answer", "Couplets", "Engine", "Reply", "Thinker"]
+
+#: Outputs that need a prediction; a request for none of them only shows frames or moves.
+_PREDICTIVE = frozenset(
+    {
+        "PREDICTED_FRAMES",
+        "STATE",
+        "PHYSICS",
+        "CONFIDENCE",
+        "CACHE_TIER",
+        "EXACT",
+        "ERROR_BOUND",
+        "SCORES",
+    }
+)
+STAGES = ("align", "encode", "lookup", "dynamics", "decode", "total")
+
+
+class Abandonment(CtrlCacheError):
+    """Nobody waits for the answer any more: the caller cancelled, or his time is up."""
+
+
+@dataclass(eq=False)
+class Answer:
+    """What is known of one plan in one context. couplet: what was found or made.
+
+    states (H, S): the couplet's own, or migrated to the plan where `exact` is False.
+    """
+
+    couplet: Couplet
+    states: Float
+    frames: Pixels | None
+    tier: str
+    exact: bool
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """Outputs by name, of those that were asked for."""
+
+    outputs: dict[str, NDArray[Any]]
+
+
+class Couplets(Protocol):
+    """What the engine needs of `ctrlcache.tiered.CoupletCache`."""
+
+    def lookup(self, query: Query) -> Hit | None: ...
+    def get_blob(self, id: bytes) -> NDArray[Any] | None: ...
+
+
+class Thinker(Protocol):
+    """What happens after a reply; returns at once."""
+
+    def answered(
+        self, turn: Turn, answer: Answer | None, present: Present | None, made: list[Made]
+    ) -> None: ...
+
+
+@dataclass(eq=False)
+class _Work:
+    """A turn in the making. made: arrays that were computed on the way."""
+
+    turn: Turn
+    answer: Answer | None = None
+    present: Present | None = None
+    made: list[Made] = field(default_factory=list)
+
+
+#: Takes a request and what becomes of it.
+Send = Callable[[Request, Reply | Exception], None]
+
+
+class Engine:
+    """Answers requests. One thread calls `step`; everything else may go on beside it.
+
+    max_error: state error budget of requests that state none. frame_reach: by stability, how far
+    (in control units) a couplet's frames may stand for a neighbour's.
+    """
+
+    def __init__(
+        self,
+        model: WorldModel,
+        couplets: Couplets,
+        store: SessionStore,
+        opener: Opener,
+        recall: Recall,
+        thinker: Thinker,
+        provenance: bytes,
+        max_error: float = 0.02,
+        frame_reach: Callable[[float], float] = lambda _: 0.0,
+        on_event: Sink = ignore,
+    ) -> None:
+        self._model = model
+        self._couplets = couplets
+        self._store = store
+        self._opener = opener
+        self._recall = recall
+        self._thinker = thinker
+        self._provenance = provenance
+        self._max_error = max_error
+        self._frame_reach = frame_reach
+        self._on_event = on_event
+
+    # -- the core --------------------------------------------------------------------------------
+
+    def step(
+        self, requests: Sequence[Request], send: Send, more: Callable[[], Sequence[Request]] = list
+    ) -> None:
+        """Answer requests of different sessions. Each is sent as soon as it is ready: what the
+        cache knows first, then what has to be computed, as one batch.
+
+        more: asked for further requests once it is clear that something must be computed.
+        """
+        missed = self._answer_known(requests, send)
+        if missed:
+            missed += self._answer_known(more(), send)
+        self._encode(missed, send)
+        self._predict(missed, send)
+        self._generate(missed, send)
+        for work in list(missed):
+            with self._stop_at(work, missed, send):
+                self._finish(work, send)
+
+    def _answer_known(self, requests: Sequence[Request], send: Send) -> list[_Work]:
+        """Open every request and look it up; answer the hits; return what must be computed."""
+        works: list[_Work] = []
+        for request in requests:
+            try:
+                began = time.perf_counter()
+                work = _Work(self._opener.open(request))
+                work.turn.times_ms["align"] = _ms_since(began)
+                works.append(work)
+            except Exception as error:
+                send(request, error)
+        for work in list(works):
+            with self._stop_at(work, works, send):
+                self._look_up(work)
+                if self._complete(work):
+                    self._finish(work, send)
+                    works.remove(work)
+        return works
+
+    def _look_up(self, work: _Work) -> None:
+        turn = work.turn
+        began = time.perf_counter()
+        if turn.restore:
+            # A seek succeeds only where the present it leads to can really be computed.
+            self._remember(work)
+        if turn.request.cache == "on" and self._wants_answer(turn):
+            budget = turn.request.max_error
+            query = Query(
+                space=turn.space,
+                plan=turn.plan,
+                max_error=self._max_error if budget is None else budget,
+                want_frames="PREDICTED_FRAMES" in turn.request.outputs,
+            )
+            hit = self._couplets.lookup(query)
+            if hit is not None and self._sufficient(hit, query.want_frames):
+                self._on_event(Saved(hit.couplet.cost_ms / 1e3))
+                work.answer = Answer(
+                    couplet=hit.couplet,
+                    states=hit.states,
+                    frames=hit.couplet.frames,
+                    tier=hit.tier,
+                    exact=hit.exact,
+                    bound=hit.bound,
+                )
+        turn.times_ms["lookup"] = _ms_since(began)
+
+    def _sufficient(self, hit: Hit, want_frames: bool) -> bool:
+        """Whether the frames that are wanted can be shown: those of the very plan, drawn where need
+        be from tokens that are as the model made them, or those of a neighbour that is near."""
+        couplet = hit.couplet
+        if not want_frames:
+            return True
+        if hit.exact:
+            drawable = couplet.tokens is not None and not couplet.lossy
+            return couplet.frames is not None or drawable
+        near = hit.distance <= self._frame_reach(couplet.stability)
+        return couplet.frames is not None and near
+
+    def _encode(self, works: list[_Work], send: Send) -> None:
+        """New frames -> what the model remembers of them; nothing where it is known already."""
+        for work in list(works):
+            with self._stop_at(work, works, send):
+                if work.answer is None:
+                    began = time.perf_counter()
+                    self._remember(work)
+                    work.turn.times_ms["encode"] = _ms_since(began)
+
+    def _remember(self, work: _Work) -> None:
+        turn = work.turn
+        if work.present is None:
+            alone = turn.new_from if turn.request.cache == "off" else None
+            work.present, made = self._recall.present(
+                turn.here, turn.conditioning, turn.fresh, alone
+            )
+            work.made += made
+
+    def _predict(self, works: list[_Work], send: Send) -> None:
+        """One rollout for all works of the same horizon."""
+        by_horizon: dict[int, list[_Work]] = {}
+        for work in list(works):
+            with self._stop_at(work, works, send):
+                if work.answer is None and self._wants_answer(work.turn):
+                    by_horizon.setdefault(len(work.turn.plan), []).append(work)
+        for batch in by_horizon.values():
+            try:
+                self._roll_out(batch)
+            except Exception as error:
+                for work in batch:
+                    works.remove(work)
+                    send(work.turn.request, error)
+
+    def _roll_out(self, batch: list[_Work]) -> None:
+        began = time.perf_counter()
+        inputs = [
+            RolloutInput(
+                work.present.memory, work.present.tokens, work.turn.plan, work.turn.conditioning
+            )
+            for work in batch
+            if work.present is not None
+        ]
+        outputs = self._model.rollout(inputs)
+        took_ms = _ms_since(began)
+        for work, out in zip(batch, outputs, strict=True):
+            work.turn.times_ms["dynamics"] = took_ms
+            couplet = Couplet(
+                space=work.turn.space,
+                plan=work.turn.plan,
+                states=out.states,
+                tokens=out.tokens,
+                slice=out.slice,
+                cost_ms=took_ms / len(batch),
+                created_s=time.time(),
+                stability=np.nan,
+                transferability=np.nan,
+            )
+            work.answer = Answer(couplet, out.states, None, "none", True, 0.0)
+
+    def _generate(self, works: list[_Work], send: Send) -> None:
+        """Frames, for those who asked for them and have none yet."""
+        for work in list(works):
+            with self._stop_at(work, works, send):
+                turn, answer = work.turn, work.answer
+                if answer is None or "PREDICTED_FRAMES" not in turn.request.outputs:
+                    continue
+                if answer.frames is not None or answer.couplet.tokens is None:
+                    continue
+                began = time.perf_counter()
+                [answer.frames] = self._model.generate(
+                    [self._base_frame(turn)], [answer.couplet.tokens], [turn.request.seed]
+                )
+                turn.times_ms["decode"] = _ms_since(began)
+
+    def _finish(self, work: _Work, send: Send) -> None:
+        """Write the session, reply, and leave the rest to thinking time."""
+        turn = work.turn
+        outputs = self._outputs(work)
+        stored = turn.old
+        if turn.changed or (turn.old is not None and self._store.stale(turn.old)):
+            stored = self._store.commit(turn.old, turn.after, self._pixels(turn), turn.taken)
+        if stored is not None:
+            turn.after = stored
+        total = _ms_since(turn.request.arrived_s)
+        if "TIMING_MS" in turn.request.outputs:
+            turn.times_ms["total"] = total
+            stages = [turn.times_ms.get(stage, 0.0) for stage in STAGES]
+            outputs["TIMING_MS"] = np.array(stages, np.float32)
+        send(turn.request, Reply(outputs))
+        self._thinker.answered(turn, work.answer, work.present, work.made)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _complete(self, work: _Work) -> bool:
+        """Whether the reply needs no computing of the model."""
+        if not self._wants_answer(work.turn):
+            return True
+        if work.answer is None:
+            return False
+        asked = "PREDICTED_FRAMES" in work.turn.request.outputs
+        return not asked or work.answer.frames is not None
+
+    def _wants_answer(self, turn: Turn) -> bool:
+        return bool(turn.request.outputs & _PREDICTIVE)
+
+    def _outputs(self, work: _Work) -> dict[str, NDArray[Any]]:
+        wanted, answer = work.turn.request.outputs, work.answer
+        made: dict[str, NDArray[Any]] = {}
+        if answer is None:
+            return made
+        if "PREDICTED_FRAMES" in wanted and answer.frames is not None:
+            made["PREDICTED_FRAMES"] = answer.frames
+        if "STATE" in wanted:
+            made["STATE"] = answer.states
+        if "PHYSICS" in wanted:
+            made["PHYSICS"] = self._model.physics(answer.states)
+        if "CONFIDENCE" in wanted:
+            made["CONFIDENCE"] = np.array([self._model.confidence(answer.states)], np.float32)
+        if "CACHE_TIER" in wanted:
+            made["CACHE_TIER"] = np.array([answer.tier.encode()], np.object_)
+        if "EXACT" in wanted:
+            made["EXACT"] = np.array([answer.exact])
+        if "ERROR_BOUND" in wanted:
+            made["ERROR_BOUND"] = np.array([answer.bound], np.float32)
+        if "SCORES" in wanted:
+            scores = [answer.couplet.stability, answer.couplet.transferability]
+            made["SCORES"] = np.array(scores, np.float32)
+        return made
+
+    def _base_frame(self, turn: Turn) -> Pixels:
+        """The last frame that was really seen: predicted frames are drawn from it."""
+        context = turn.here.base
+        pixels: Pixels | None = turn.fresh.get(context)
+        if pixels is None:
+            pixels = self._couplets.get_blob(frame_id(context))
+        if pixels is None:
+            raise SessionNotFound(
+                "the session's last observed frame is not in memory any more: begin a new session"
+            )
+        return pixels
+
+    def _pixels(self, turn: Turn) -> Iterator[Record]:
+        """Records of the new frames' pixels, which nothing could compute again."""
+        for context, pixels in turn.fresh.items():
+            id = frame_id(context)
+            entry = Entry(id, id, None, 0.0, 0.0, 0.0, time.time())
+            yield Record(entry, encode_array(pixels, self._provenance))
+
+    def _abandon_if_unwanted(self, request: Request) -> None:
+        if request.deadline_s is not None and time.perf_counter() > request.deadline_s:
+            raise Abandonment("the request's time is up; nothing of it was kept")
+        if request.cancelled():
+            raise Abandonment("the request was cancelled; nothing of it was kept")
+
+    @contextmanager
+    def _stop_at(self, work: _Work, works: list[_Work], send: Send) -> Iterator[None]:
+        """What goes wrong with one work is its own affair: it is answered, and the others go on."""
+        try:
+            self._abandon_if_unwanted(work.turn.request)
+            yield
+        except Exception as error:
+            works.remove(work)
+            send(work.turn.request, error)
+
+
+def _ms_since(began_s: float) -> float:
+    return (time.perf_counter() - began_s) * 1e3

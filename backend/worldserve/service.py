@@ -1,0 +1,233 @@
+"""One served world model: everything between a request's arrays and its reply, put together.
+
+Knows no Triton. `put` may be called from any thread; replies come from the engine's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+
+from ctrlcache.admission import make_policy
+from ctrlcache.calibration import TrustModel, trust_path
+from ctrlcache.config import CacheConfig
+from ctrlcache.errors import CalibrationError, ConfigError
+from ctrlcache.metrics import Sink, ignore
+from ctrlcache.shared import SharedMemory
+from ctrlcache.tiered import CoupletCache
+from ctrlcache.tiers.warm import WarmTier
+from ctrlcache.transfer import Adapter, BestOf, Jacobian, Migration, Reuse
+from worldserve.background import Background
+from worldserve.engine import Engine, Reply
+from worldserve.models.protocol import Float, WorldModel
+from worldserve.opening import Opener, provenance_of
+from worldserve.options import ServeOptions, load_model
+from worldserve.recall import Recall
+from worldserve.request import RawRequest, RequestLimits, parse_request
+from worldserve.scheduler import Scheduler
+from worldserve.session_store import SessionLimits, SessionStore, capacity
+from worldserve.thinking import Thinking, ThinkingConfig
+
+__all__ = ["WorldService"]
+
+_log = logging.getLogger(__name__)
+_ADAPTER = "adapter.safetensors"
+#: Settings that the launcher gives to every model and that this one has no use for.
+_NOT_OURS = frozenset({"run_dir"})
+
+
+class WorldService:
+    """parameters: of the model's configuration. directory: of the model version. name: of the
+    instance, for metrics. Opening raises ConfigError for what is wrong with them."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, str],
+        directory: Path,
+        name: str = "world_model_0",
+        on_event: Sink = ignore,
+        model: WorldModel | None = None,
+    ) -> None:
+        options, others = ServeOptions.from_mapping(
+            {key: text for key, text in parameters.items() if key not in _NOT_OURS}
+        )
+        config = CacheConfig.from_mapping(others)
+        threads = options.threads or _threads_of_environment()
+        self.model = model or load_model(options, directory, threads)
+        self.options = options
+        self.name = name
+        spec = self.model.spec
+        weights = Path(options.weights_dir) if options.weights_dir else directory
+        trust = _trust(weights, spec.weights_digest)
+        provenance = provenance_of(spec).digest
+        self._limits = RequestLimits(
+            horizon=options.default_horizon,
+            max_frames=options.max_frames,
+            max_pixels=options.max_frame_pixels,
+        )
+        self._memory = SharedMemory(
+            config.hot.directory, config.hot.size_bytes, config.hot.eviction
+        )
+        self._warm = _warm(config, on_event)
+        self.background = Background()
+        self.cache = CoupletCache(
+            self._memory,
+            self._warm,
+            provenance,
+            make_policy(config.trust.policy, trust, config.trust.max_error),
+            _migration(config.trust.migration, weights, spec.weights_digest),
+            config,
+            on_event,
+            checkpoint=self.background.give_way,
+        )
+        self.sessions = SessionStore(
+            self._memory, provenance, self._session_limits(config, options), on_event
+        )
+        calibrations = Path(options.calibration_dir) if options.calibration_dir else None
+        opener = Opener(self.model, self.sessions, calibrations, options.default_device)
+        recall = Recall(self.model, self.cache)
+        thinking = Thinking(
+            self.model,
+            self.cache,
+            recall,
+            self.background,
+            ThinkingConfig(
+                think=options.background,
+                probe_radius=options.probe_radius or (trust.probe_radius if trust else 0.1),
+                probe_batch=options.probe_batch,
+                rho_max=trust.rho_max if trust else 1.0,
+                prefetch=options.prefetch,
+                keep_probes=options.keep_probes,
+                error_samples=options.error_samples,
+            ),
+            on_event,
+        )
+        engine = Engine(
+            self.model,
+            self.cache,
+            self.sessions,
+            opener,
+            recall,
+            thinking,
+            provenance,
+            options.max_error,
+            trust.frame_radius if trust else _nowhere,
+            on_event,
+        )
+        self._scheduler = Scheduler(
+            engine, self.background, options.batch_wait_ms / 1e3, options.most_in_batch
+        )
+
+    @property
+    def description(self) -> str:
+        """One line for the log."""
+        spec = self.model.spec
+        return (
+            f"{self.name}: {spec.name} {spec.version} ({spec.weights_digest[:12]}, {spec.dtype}), "
+            f"controls {spec.control_dim}, states {spec.state_dim}, frames {spec.frame_px}, "
+            f"physics {', '.join(spec.physics_names)}; at most {self.sessions.limits.most} sessions"
+        )
+
+    def floor(self) -> AbstractContextManager[None]:
+        """Background work rests while a request is being taken in."""
+        return self.background.floor()
+
+    def put(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
+        """Have a request answered. InvalidInput, at once, for one that cannot be."""
+        self._scheduler.put(parse_request(raw, self.model.spec, self._limits), deliver)
+
+    def drain(self, timeout_s: float = 60.0) -> bool:
+        """Wait until thinking time has nothing left to do; whether that was so in time."""
+        return self.background.drain(timeout_s)
+
+    def close(self) -> None:
+        """Answer what waits, write what must not be lost, let go of everything."""
+        self.background.close()
+        self._scheduler.close()
+        self.cache.close()
+        if self._warm is not None:
+            self._warm.close()
+        self._memory.close()
+
+    def _session_limits(self, config: CacheConfig, options: ServeOptions) -> SessionLimits:
+        """The stated number of sessions: what memory can hold, or what the settings say."""
+        spec = self.model.spec
+        tokens, made = self._warm_up()
+        frame_bytes = max(tokens.nbytes, 3 * spec.frame_px[0] * spec.frame_px[1])
+        limits = SessionLimits(
+            ttl_s=options.session_ttl_s,
+            most=options.max_sessions or 1,
+            history=options.history_frames,
+            window=spec.window,
+        )
+        fit = capacity(config.hot.size_bytes, frame_bytes, made.nbytes, limits)
+        if fit < max(1, options.max_sessions):
+            raise ConfigError(
+                f"hot_size_bytes of {config.hot.size_bytes} holds {fit} sessions of "
+                f"{options.history_frames} frames, max_sessions asks for "
+                f"{options.max_sessions or 'at least 1'}: enlarge it or lower max_sessions"
+            )
+        if options.max_sessions:
+            return limits
+        return SessionLimits(options.session_ttl_s, fit, options.history_frames, spec.window)
+
+    def _warm_up(self) -> tuple[Float, Float]:
+        """Tokens and slice of one black frame, for their sizes; the first use is a slow one."""
+        spec = self.model.spec
+        [tokens] = self.model.embed(np.zeros((1, *spec.frame_px, 3), np.uint8))
+        conditioning, _ = self.model.condition("", "")
+        control = np.zeros((1, spec.control_dim), np.float32)
+        out = self.model.absorb(self.model.assemble((), 0), tokens[None], control, conditioning)
+        return tokens, out.slices[0]
+
+
+def _trust(weights: Path, digest: str) -> TrustModel | None:
+    """The calibration beside the weights; without one, no approximate answer is ever given."""
+    try:
+        return TrustModel.load(trust_path(weights), digest)
+    except CalibrationError as error:
+        _log.warning("only exact answers will be given: %s", error)
+        return None
+
+
+def _migration(name: str, weights: Path, digest: str) -> Migration:
+    if name == "jacobian":
+        return Jacobian()
+    if name == "reuse":
+        return Reuse()
+    try:
+        adapter = Adapter.load(weights / _ADAPTER, digest)
+    except CalibrationError as error:
+        raise ConfigError(f"trust_migration {name!r}: {error}") from error
+    return adapter if name == "adapter" else BestOf(adapter)
+
+
+def _warm(config: CacheConfig, on_event: Sink) -> WarmTier | None:
+    warm = config.warm
+    if warm.dir is None:
+        return None
+    return WarmTier(
+        warm.dir,
+        warm.index_directory,
+        limit_bytes=warm.size_bytes,
+        segment_bytes=warm.segment_bytes,
+        durable=warm.durable,
+        policy=warm.eviction,
+        index_bytes=warm.index_bytes,
+        on_event=on_event,
+    )
+
+
+def _nowhere(stability: float | None = None) -> float:
+    return 0.0
+
+
+def _threads_of_environment() -> int | None:
+    """What the launcher has found right for this number of instances."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and int(text) > 0 else None

@@ -1,0 +1,127 @@
+"""The model as Triton's Python backend sees it; the only importer of `triton_python_backend_utils`.
+
+A `model.py` in the repository binds one of these classes to the name `TritonPythonModel`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from ctrlcache.errors import CtrlCacheError, InvalidInput, TierUnavailable
+from worldserve.engine import Abandonment, Reply
+from worldserve.metrics import TritonSink, triton_metrics
+from worldserve.request import OUTPUTS, RawRequest
+from worldserve.service import WorldService
+from worldserve.session_store import SessionConflict, SessionNotFound, SessionsFull
+from worldserve.shutdown import StopWatch
+
+__all__ = ["TritonWorldModel"]
+
+_START, _END = 1, 2
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (InvalidInput, "INVALID_ARG"),
+    (SessionNotFound, "NOT_FOUND"),
+    (SessionsFull, "UNAVAILABLE"),
+    (SessionConflict, "UNAVAILABLE"),
+    (TierUnavailable, "UNAVAILABLE"),
+    (Abandonment, "CANCELLED"),
+)
+_log = logging.getLogger(__name__)
+
+
+class TritonWorldModel:
+    """`world_model`: every request is put to a WorldService, which answers from its own thread."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the model, open the cache; a ConfigError here is what `load` reports."""
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        self._sink = TritonSink(triton_metrics(pb_utils), args["model_instance_name"])
+        self._service = WorldService(
+            parameters=model_parameters(args),
+            directory=version_directory(args),
+            name=args["model_instance_name"],
+            on_event=self._sink,
+        )
+        self._closing = threading.Lock()
+        self._closed = False
+        self._watch = StopWatch(self._close)
+        pb_utils.Logger.log_info(self._service.description)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand over; replies are sent later, each by its own sender."""
+        with self._service.floor():
+            for request in requests:
+                sender = request.get_response_sender()
+                try:
+                    raw = _raw(request)
+                    self._service.put(raw, lambda result, to=sender: _send(to, result))  # type: ignore[misc]
+                except Exception as error:
+                    _send(sender, error)
+
+    def finalize(self) -> None:
+        self._close()
+        self._watch.close()
+
+    def _close(self) -> None:
+        """Write what must not be lost; once, whoever comes first: unload or the launcher."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._service.close()
+                self._sink.close()
+
+
+def model_parameters(args: Mapping[str, str]) -> dict[str, str]:
+    """The `parameters` of the model's config.pbtxt."""
+    parameters = json.loads(args["model_config"])["parameters"]
+    return {name: value["string_value"] for name, value in parameters.items()}
+
+
+def version_directory(args: Mapping[str, str]) -> Path:
+    return Path(args["model_repository"]) / args["model_version"]
+
+
+def _raw(request: Any) -> RawRequest:
+    inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    flags = request.flags()
+    timeout_us = request.timeout()
+    return RawRequest(
+        inputs=inputs,
+        parameters=json.loads(request.parameters() or "{}"),
+        correlation_id=request.correlation_id(),
+        start=bool(flags & _START),
+        end=bool(flags & _END),
+        # Who asks for nothing in particular gets everything.
+        outputs=frozenset(request.requested_output_names()) or frozenset(OUTPUTS),
+        timeout_s=timeout_us / 1e6 if timeout_us else None,
+        cancelled=request.is_cancelled,
+    )
+
+
+def _send(sender: Any, result: Reply | Exception) -> None:
+    if isinstance(result, Reply):
+        tensors = [pb_utils.Tensor(name, array) for name, array in result.outputs.items()]
+        response = pb_utils.InferenceResponse(output_tensors=tensors)
+    else:
+        response = pb_utils.InferenceResponse(error=triton_error(result))
+    # Where the client has gone away there is nobody to tell.
+    with suppress(Exception):
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def triton_error(error: Exception) -> Any:
+    """The typed error for what went wrong; a fault of ours is INTERNAL, and logged in full."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, code))
+    if not isinstance(error, CtrlCacheError):
+        _log.error("a request failed", exc_info=error)
+    return pb_utils.TritonError(f"{type(error).__name__}: {error}", pb_utils.TritonError.INTERNAL)

@@ -1,0 +1,3 @@
+from worldserve.triton import TritonWorldModel as TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
