@@ -174,9 +174,10 @@ class Dynamics(nn.Module):
         """tokens (B, T, N, D), controls (B, T, C), condition (B, D) -> (B, T, 1 + N, D)."""
         B, T, C = controls.shape
         control = in_blocks(self.control_in, controls.reshape(B * T, C)).view(B, T, -1)
-        control = control + condition[:, None]
-        control = control[:, :, None].to(tokens.dtype)
-        return torch.cat((control, self.tokens_in(tokens)), 2) + self.position
+        control = (control + condition[:, None])[:, :, None]
+        entered = self.tokens_in(tokens)
+        x = torch.cat((control.to(entered.dtype), entered), 2)
+        return x + self.position.to(x.dtype)
 
     def leave(self, tokens: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The next frame's tokens (B, T, N, D) and the control token (B, T, D)."""

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from ctrlcache.transfer import Adapter
-from worldserve.calibrate import REFERENCE, interleave, load_model
+from worldserve.calibrate import ADAPTER, REFERENCE, interleave, load_model
 from worldserve.models.protocol import ModelSpec, WorldModel
 from worldserve.neighbourhood import ClipLike, Sampling, neighbourhood, presents
 
@@ -34,7 +34,7 @@ _NEAR = 0.02  # pairs nearer than this weigh no more than if they were this far 
 
 def adapter_path(weights: Path, hidden: int | None = None) -> Path:
     """Where the adapter of the weights in `weights` is kept; `hidden`: one for comparison."""
-    return weights / ("adapter.safetensors" if hidden is None else f"adapter-{hidden}.safetensors")
+    return weights / (ADAPTER if hidden is None else f"adapter-{hidden}.safetensors")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ __all__ = ["HORIZON", "TrainingData", "frames_step", "sequences_step", "unrolled
 
 HORIZON = 8
 _PIXEL_ROWS = 24  # images per batch whose reconstruction is looked at
-_GENERATED = 40  # images per batch that the generator learns from
+_GENERATED = 32  # images per batch that the generator learns from
 
 
 @dataclass
@@ -108,7 +108,7 @@ def frames_step(
 def sequences_step(
     network: WorldNetwork, data: TrainingData, rng: np.random.Generator, draw: torch.Generator
 ) -> dict[str, Tensor]:
-    batch, frames = (7, 12) if rng.random() < 0.8 else (2, 38)
+    batch, frames = (6, 12) if rng.random() < 0.8 else (2, 36)
     e, t, tokens, controls = data.window(rng, batch, frames)
     condition = data.condition(network, rng, e)
     target = data.targets(e, t[:, 1:])
