@@ -206,21 +206,36 @@ class Dynamics(nn.Module):
 
     def absorb(
         self, memory: Memory, tokens: Tensor, controls: Tensor, condition: Tensor
-    ) -> tuple[Memory, Tensor]:
-        """Encode T frames at once: tokens (T, N, D) -> memory, (L, 2, N, h, T, d)."""
+    ) -> tuple[Memory, Tensor, Tensor]:
+        """Encode T frames at once: tokens (T, N, D), controls (T, C).
+
+        Returns the memory, the keys and values made (L, 2, N, h, T, d), and the predicted tokens of
+        the frame after the last (N, D). Linear layers see all frames at once; attention is computed
+        for each frame by the very operations of a rollout's first step, so the bits are the same
+        however a stream of frames is cut into calls.
+        """
         T = tokens.shape[0]
-        table = self._table(memory.position, T, tokens.device)
-        x = self.enter(tokens[None], controls[None], condition[None])
+        cos, sin = self._table(memory.position, T, tokens.device)
+        tables = [(cos[t : t + 1], sin[t : t + 1]) for t in range(T)]
+        x = self.enter(tokens[:, None], controls[:, None], condition.expand(T, -1))  # (T, 1, N, D)
         made = []
         for index, layer in enumerate(self._stack()):
-            q, k, v = layer.project(x, table)
-            made.append(torch.stack((k, v)))  # (2, N, h, T, d)
-            past_k, past_v = memory.layer(index, self.window - 1)
-            keys, values = torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)
-            mask = band_mask(T, keys.shape[2], self.window, x.device)
-            x = layer.finish(x, attend(q, keys, values, mask))
+            q, k, v = _project_rows(layer, x, tables, [1] * T)  # (T, N, h, 1, d)
+            own = torch.stack((k, v))  # (2, T, N, h, 1, d)
+            new = own.squeeze(4).permute(0, 2, 3, 1, 4)  # (2, N, h, T, d)
+            past = memory.layer(index, self.window - 1)
+            seen = torch.cat((torch.stack(past), new), 3)
+            before = past[0].shape[2]
+            attended = []
+            for t in range(T):
+                first, last = max(0, before + t - (self.window - 1)), before + t
+                visible = seen[0, :, :, first:last], seen[1, :, :, first:last]
+                attended.append(_attend_branches(q[t : t + 1], visible, own[:, t : t + 1]))
+            x = layer.finish(x, torch.cat(attended).flatten(0, 1))
+            made.append(new)
         keys_values = torch.stack(made)
-        return memory.append(keys_values, self.window), keys_values
+        after, _ = self.leave(tokens[-1:, None], x[-1:])
+        return memory.append(keys_values, self.window), keys_values, after[0, 0]
 
     def rollout(
         self, groups: Sequence[Group], checkpoint: Callable[[], None] | None = None

@@ -145,20 +145,16 @@ class ReferenceWorldModel:
         return memory.append(stacked, dynamics.window)
 
     def absorb(self, memory: Memory, tokens: Float, controls: Float, conditioning: Any) -> Absorbed:
-        if len(tokens) == 1:  # the very computation of a rollout's first step
-            [out] = self.rollout([RolloutInput(memory, tokens[0], controls, conditioning)])
-            return Absorbed(self.extend(memory, out.slice), (out.slice,), out.tokens[0])
         slices: list[Float] = []
         with self._inference():
             e, c = self._tensor(tokens), self._tensor(controls)
-            for i in range(0, len(e) - 1, _CHUNK):
-                part = slice(i, min(i + _CHUNK, len(e) - 1))
-                memory, made = self._network.dynamics.absorb(memory, e[part], c[part], conditioning)
+            for first in range(0, len(e), _CHUNK):
+                part = slice(first, first + _CHUNK)
+                memory, made, after = self._network.dynamics.absorb(
+                    memory, e[part], c[part], conditioning
+                )
                 slices += list(_to_slices(made))
-        # The last frame goes by the path of a rollout: its prediction is wanted, and its slice is
-        # then the one that an advance from there would make.
-        last = self.absorb(memory, tokens[-1:], controls[-1:], conditioning)
-        return Absorbed(last.memory, (*slices, *last.slices), last.predicted_tokens)
+        return Absorbed(memory, tuple(slices), _array(after))
 
     def rollout(
         self, inputs: Sequence[RolloutInput], checkpoint: Checkpoint | None = None
