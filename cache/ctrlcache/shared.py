@@ -212,13 +212,23 @@ class SharedMemory:
             except lmdb.MapFullError as error:
                 failure = error
             except lmdb.Error as error:
-                raise TierUnavailable(f"cannot write {self.path}: {error}") from error
+                raise TierUnavailable(f"cannot write {self.path}: {self._why(error)}") from error
         raise TierUnavailable(f"shared memory at {self.path} is full") from failure
+
+    def _why(self, error: lmdb.Error) -> str:
+        """The cause; LMDB reports a write that found no space left as an input/output error."""
+        try:
+            room = os.statvfs(self.path)
+        except OSError as gone:
+            return f"{error} ({gone})"
+        if room.f_bavail * room.f_frsize < 1 << 20:
+            return f"{error} (its file system is full: free some space)"
+        return str(error)
 
     def _once(self, work: Callable[[lmdb.Transaction], T]) -> T:
         ledger = self.hot.ledger
         with self._env.begin(write=True) as txn:
-            ledger.evicted = 0
+            ledger.begin()
             result = work(txn)
             evicted = ledger.evicted
         if evicted:

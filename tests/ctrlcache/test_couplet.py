@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -14,32 +14,35 @@ from ctrlcache.couplet import ALL_FIELDS, Couplet, decode, decode_array, encode,
 from ctrlcache.errors import CorruptRecord, InvalidInput
 
 OWNER = b"provenance-digest"[:16]
-finite = st.floats(-1e6, 1e6, width=32)
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Values that quantisation and comparison have trouble with.
+SPECIAL = np.float32([0.0, -0.0, 1.0, -1.0, 1e-38, 1e-45, 3e38, -3e38, 127.0, 1 / 3])
 
 
-def floats(*shape: int) -> st.SearchStrategy[np.ndarray]:
-    return hnp.arrays(np.float32, shape, elements=finite)
+@st.composite
+def floats(draw: st.DrawFn, *shape: int) -> np.ndarray:
+    """Drawn by a seed, which is a hundred times faster than number by number."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    array = rng.normal(size=shape).astype(np.float32) * np.float32(10.0) ** draw(st.integers(-9, 9))
+    special = rng.random(shape) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+    return np.where(special, rng.choice(SPECIAL, shape), array).astype(np.float32)
 
 
 @st.composite
 def couplets(draw: st.DrawFn) -> Couplet:
     horizon, controls, state = (draw(st.integers(1, 4)) for _ in range(3))
-    tokens = draw(st.none() | floats(horizon, 3, draw(st.integers(1, 5))))
-    kept = draw(st.none() | floats(2, 2, 3, 4) | floats(5))
-    frames = draw(st.none() | hnp.arrays(np.uint8, (horizon, 5, draw(st.integers(1, 6)), 3)))
-    jacobian = draw(
-        st.none()
-        | hnp.arrays(np.float16, (horizon, state, controls), elements=st.floats(-1, 1, width=16))
-    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    frames = rng.integers(0, 256, (horizon, 5, draw(st.integers(0, 6)), 3), np.uint8)
+    jacobian = rng.normal(size=(horizon, state, controls)).astype(np.float16)
     number = st.floats(0, 1e9)
     return Couplet(
         draw(st.binary(min_size=16, max_size=16)),
         draw(floats(horizon, controls)),
         draw(floats(horizon, state)),
-        tokens,
-        kept,
-        frames,
-        jacobian,
+        draw(st.none() | floats(horizon, 3, draw(st.integers(1, 5)))),
+        draw(st.none() | floats(2, 2, 3, 4) | floats(5)),
+        draw(st.sampled_from([None, frames, frames // 200])),
+        draw(st.sampled_from([None, jacobian])),
         *(draw(number) for _ in range(6)),
         lineage=draw(st.text(max_size=20)),
     )
@@ -57,6 +60,7 @@ def same(left: Couplet, right: Couplet, but: frozenset[str] = frozenset()) -> No
             assert a == b, item.name
 
 
+@relaxed
 @given(couplets())
 def test_raw_round_trip(couplet: Couplet) -> None:
     """Raw, a couplet comes back as it was, bit for bit."""
@@ -65,6 +69,7 @@ def test_raw_round_trip(couplet: Couplet) -> None:
     assert back.id == couplet.id
 
 
+@relaxed
 @given(couplets())
 def test_stored_round_trip(couplet: Couplet) -> None:
     """Stored, all but tokens and slice come back as they were; those within half a step of int8."""
@@ -98,7 +103,7 @@ def example(**changes: object) -> Couplet:
     return Couplet(**{**base, **changes})  # type: ignore[arg-type]
 
 
-@settings(max_examples=30)
+@settings(relaxed, max_examples=30)
 @given(couplets(), st.sampled_from(["raw", "stored"]), st.data())
 def test_any_flipped_bit_is_detected(couplet: Couplet, precision: str, data: st.DataObject) -> None:
     """One flipped bit anywhere in a record is a CorruptRecord, never a wrong answer."""
@@ -132,6 +137,7 @@ def test_every_single_bit_of_one_record(precision: str) -> None:
     decode(bytes(damaged), OWNER)
 
 
+@relaxed
 @given(couplets(), st.integers(0, 2000), st.binary(min_size=1, max_size=9))
 def test_cut_or_lengthened_records(couplet: Couplet, cut: int, tail: bytes) -> None:
     """A record that lost its end, or has something after it, is damaged."""
@@ -141,6 +147,7 @@ def test_cut_or_lengthened_records(couplet: Couplet, cut: int, tail: bytes) -> N
             decode(wrong, OWNER)
 
 
+@relaxed
 @given(st.binary(max_size=300))
 def test_noise_is_not_a_couplet(noise: bytes) -> None:
     """Arbitrary bytes are refused, with or without the right first bytes."""
@@ -149,6 +156,7 @@ def test_noise_is_not_a_couplet(noise: bytes) -> None:
             decode(data, OWNER)
 
 
+@relaxed
 @given(couplets(), st.binary(min_size=16, max_size=16))
 def test_provenances_never_answer_for_each_other(couplet: Couplet, other: bytes) -> None:
     """A record of one provenance is damaged in the eyes of every other."""
@@ -158,6 +166,7 @@ def test_provenances_never_answer_for_each_other(couplet: Couplet, other: bytes)
             decode(record, other)
 
 
+@relaxed
 @given(couplets(), st.sets(st.sampled_from(sorted(ALL_FIELDS))))
 def test_only_wanted_fields_are_read(couplet: Couplet, wanted: set[str]) -> None:
     """Fields that were not asked for are absent, and their damage does not matter."""
@@ -218,20 +227,25 @@ def test_reference_size_fits_the_budget() -> None:
     assert len(encode(couplet, OWNER, "stored")) <= 184_000
 
 
-arrays = hnp.arrays(
-    st.sampled_from([np.float32, np.float16, np.uint8, np.int8, np.int32, np.int64, np.float64]),
-    hnp.array_shapes(min_dims=0, max_dims=6, min_side=0, max_side=4),
-)
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray:
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=6, min_side=0, max_side=4))
+    dtype = np.dtype(draw(st.sampled_from(["f4", "f2", "u1", "i1", "i4", "i8", "f8"])))
+    count = int(np.prod(shape))
+    noise = np.random.default_rng(draw(st.integers(0, 2**32))).bytes(count * dtype.itemsize)
+    return np.frombuffer(noise, dtype).reshape(shape)
 
 
-@given(arrays, st.booleans())
+@relaxed
+@given(arrays(), st.booleans())
 def test_arrays_round_trip(array: np.ndarray, compress: bool) -> None:
     """Arrays come back bit for bit, NaN payloads included."""
     back = decode_array(encode_array(array, OWNER, compress), OWNER)
     assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-@given(arrays, st.data())
+@relaxed
+@given(arrays(), st.data())
 def test_flipped_bits_in_arrays_are_detected(array: np.ndarray, data: st.DataObject) -> None:
     """One flipped bit in an array's record is a CorruptRecord."""
     record = bytearray(encode_array(array, OWNER))

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 DATABASES = 2 + index.DATABASES + ledger.DATABASES
 FORMAT = b"ctrlcache-hot-1"
-_BATCH_BYTES = 32 << 20  # of a put, per transaction
+_BATCH_BYTES = 8 << 20  # of a put, per transaction
 _SCAN_BATCH = 256
 _HEAD_BYTES = 1024
 _MAX_NOTED = 65536
@@ -160,23 +160,44 @@ class HotTier:
     def put(self, records: Iterable[Record]) -> int:
         """Store, in transactions of some megabytes each. Visible to all processes on return.
 
-        Records that do not fit the tier, or what pinned records leave of it, are passed over.
-        TierUnavailable where none could be stored.
+        Records larger than the tier are passed over. Fewer than given where room ran out on the
+        way; TierUnavailable where none could be stored.
         """
+        limit = self.ledger.limit_bytes
+        # Pages that a transaction replaces (some six per record) are free again only two
+        # transactions later: keep it small beside the limit.
+        batch_bytes = min(_BATCH_BYTES, limit // 16)
+        batch_records = max(16, min(256, limit // 400_000))
         stored = 0
-        refused: TierUnavailable | None = None
-        for batch in _batched(records):
-            try:
-                stored += self._put_batch(batch)
-            except TierUnavailable as error:
-                refused = error
-                # One record that does not fit must not keep the others out.
-                for record in batch if len(batch) > 1 else ():
-                    with contextlib.suppress(TierUnavailable):
-                        stored += self._put_batch([record])
-        if refused is not None and not stored:
-            raise refused
+        refused = False
+        fitting: list[Record] = []
+        size = 0
+        self.flush_touches()
+        try:
+            for record in records:
+                if occupied_bytes(len(record.payload)) > limit:
+                    refused = True
+                    continue
+                fitting.append(record)
+                size += len(record.payload)
+                if size >= batch_bytes or len(fitting) >= batch_records:
+                    stored += self._put_batch(fitting)
+                    fitting, size = [], 0
+            stored += self._put_batch(fitting)
+        except TierUnavailable:
+            if not stored:
+                raise
+        if refused and not stored:
+            raise TierUnavailable(f"the hot tier's limit is {limit} bytes, less than the record")
         return stored
+
+    def _put_batch(self, batch: list[Record]) -> int:
+        def work(txn: lmdb.Transaction) -> int:
+            for record in batch:
+                self.put_in(txn, record)
+            return len(batch)
+
+        return self._transact(work) if batch else 0
 
     def unpin_unchanged(self, owner: bytes, payloads: Mapping[bytes, bytes]) -> int:
         """Let go of those ids whose payload still begins as the given one does, or is absent where
@@ -207,15 +228,6 @@ class HotTier:
                 return self.ledger.pin_count(txn, owner)
         except lmdb.Error:
             return 0
-
-    def _put_batch(self, batch: list[Record]) -> int:
-        def work(txn: lmdb.Transaction) -> int:
-            for record in batch:
-                self.put_in(txn, record)
-            return len(batch)
-
-        self.flush_touches()
-        return self._transact(work)
 
     def delete(self, ids: Iterable[bytes]) -> int:
         """Remove records, pinned or not."""
@@ -311,19 +323,6 @@ def batches_of(
             return
         yield from rows
         last = rows[-1][0]
-
-
-def _batched(records: Iterable[Record]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
-    size = 0
-    for record in records:
-        batch.append(record)
-        size += len(record.payload)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _entry_bytes(entry: Entry) -> bytes:
