@@ -22,9 +22,13 @@ def train(
     weights: Weights = WEIGHTS,
     seed: Annotated[int, typer.Option(help="Same seed, same steps, same weights.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 2,
+    picture: Annotated[Path, typer.Option(help="Where the loss curves go.")] = Path(
+        "docs/images/training.png"
+    ),
 ) -> None:
     """Train the reference world model; resumes from the checkpoint in --run."""
     from worldserve.data.suites import get_suite
+    from worldserve.training.report import curves
     from worldserve.training.train import TrainConfig
     from worldserve.training.train import train as train_model
 
@@ -33,7 +37,8 @@ def train(
             suite=get_suite(suite), data=data, run=run, out=weights, seed=seed, threads=threads
         )
     )
-    typer.echo(f"weights written to {weights}")
+    curves(run / "log.jsonl", picture)
+    typer.echo(f"weights written to {weights}, loss curves to {picture}")
 
 
 def evaluate(
@@ -47,13 +52,20 @@ def evaluate(
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path(
         "docs/images/predictions.png"
     ),
+    document: Annotated[
+        Path, typer.Option(help="Markdown whose evaluation section is written.")
+    ] = (Path("docs/world-model.md")),
 ) -> None:
     """Evaluate the model on held-out episodes, each figure with its baseline."""
     from worldserve.calibrate import REFERENCE, load_model
     from worldserve.data.suites import get_suite
     from worldserve.training import evaluate as evaluation
+    from worldserve.training.report import insert, tables
 
     result = evaluation.evaluate(load_model(REFERENCE, weights), get_suite(suite), data, split)
     result.save(figures)
     evaluation.picture(result.predictions, picture)
-    typer.echo(f"numbers in {figures}, picture in {picture}")
+    text = tables(result.figures)
+    insert(document, text)
+    typer.echo(text)
+    typer.echo(f"numbers in {figures} and {document}, picture in {picture}")
