@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from worldserve.models.protocol import Pixels
 
 __all__ = ["Canary", "NoAnswer"]
 
@@ -31,6 +30,17 @@ class NoAnswer(Exception):
         self.late = late
 
 
+@dataclass(frozen=True)
+class _Question:
+    """opening: the inputs of a sequence's first request, following: of the others."""
+
+    opening: list[Any]
+    following: list[Any]
+    outputs: list[Any] | None
+    parameters: dict[str, str] | None
+    sequential: bool
+
+
 class Canary:
     """One model behind one gRPC endpoint.
 
@@ -45,52 +55,29 @@ class Canary:
         self._endpoint = grpc_endpoint
         self.model = model
         self._client: Any = None
-        self._inputs: list[Any] | None = None
+        self._question: _Question | None = None
         self._sequence = f"ctrlcache-canary-{os.getpid()}-{next(_count)}"
         self._started = False
-        self._sequential = False
 
     def ask(self, deadline_s: float) -> None:
         """Return when the model answered (or refused); NoAnswer otherwise."""
         try:
-            if self._inputs is None:
-                self._inputs = self._smallest(deadline_s)
-            self._infer(self._inputs, deadline_s)
+            if self._question is None:
+                self._question = self._compose(deadline_s)
+            self._infer(self._question, deadline_s)
         except self._grpc.InferenceServerException as error:
-            raise self._no_answer(error) from None
-
-    def ask_for_work(self, deadline_s: float) -> None:
-        """Like `ask`, but let a world model really predict, from one black frame, where it can."""
-        self.ask(deadline_s)
-        metadata = self._connection().get_model_metadata(self.model, as_json=True)
-        names = {tensor["name"] for tensor in metadata["inputs"]}
-        if not {"CONTROL", "FRAMES", "HORIZON"} <= names:
-            return
-        frame: Pixels = np.zeros((1, 64, 64, 3), np.uint8)
-        inputs = [*(self._inputs or []), self._input("FRAMES", frame)]
-        inputs.append(self._input("HORIZON", np.ones(1, np.int32)))
-        try:
-            self._connection().infer(
-                self.model,
-                inputs,
-                sequence_id=f"{self._sequence}-work",
-                sequence_start=True,
-                sequence_end=True,
-                parameters={"cache": "off"},
-                client_timeout=deadline_s,
-            )
-        except self._grpc.InferenceServerException as error:
-            # A model of other frame sizes or modes may refuse; it has then answered.
-            if not self._answered(error):
-                raise self._no_answer(error) from None
+            text = str(error)
+            raise NoAnswer(f"{self.model}: {text}", late="deadline" in text.lower()) from None
 
     def end(self) -> None:
         """Give the batcher's slot back, where the model still answers, and disconnect."""
-        if self._started and self._inputs is not None:
+        if self._started and self._question is not None:
             with contextlib.suppress(self._grpc.InferenceServerException):
                 self._connection().infer(
                     self.model,
-                    self._inputs,
+                    self._question.following,
+                    outputs=self._question.outputs,
+                    parameters=self._question.parameters,
                     sequence_id=self._sequence,
                     sequence_end=True,
                     client_timeout=1.0,
@@ -102,38 +89,58 @@ class Canary:
             self._client.close()
             self._client = None
 
-    def _infer(self, inputs: list[Any], deadline_s: float) -> None:
+    def _infer(self, question: _Question, deadline_s: float) -> None:
         sequence: dict[str, Any] = {}
-        if self._sequential:
+        if question.sequential:
             sequence = {"sequence_id": self._sequence, "sequence_start": not self._started}
         try:
-            self._connection().infer(self.model, inputs, client_timeout=deadline_s, **sequence)
+            self._connection().infer(
+                self.model,
+                question.following if self._started else question.opening,
+                outputs=question.outputs,
+                parameters=question.parameters,
+                client_timeout=deadline_s,
+                **sequence,
+            )
         except self._grpc.InferenceServerException as error:
             if not self._answered(error):
                 raise
-            # The batcher forgets a sequence that was idle for too long; open it anew next time.
-            self._started = "sequence_start" in sequence and "must specify" not in str(error)
+            # Triton itself refuses a sequence that it has forgotten: open it anew next time.
+            self._started = question.sequential and "must specify the START" not in str(error)
             return
-        self._started = self._sequential
+        self._started = question.sequential
 
-    def _smallest(self, deadline_s: float) -> list[Any]:
+    def _compose(self, deadline_s: float) -> _Question:
+        """A world model is asked to predict one frame from a black one, past its cache, so that
+        nothing is left out; any other model gets zeros of the smallest shape it takes."""
         config = self._connection().get_model_config(
             self.model, as_json=True, client_timeout=deadline_s
         )["config"]
-        self._sequential = "sequence_batching" in config
-        inputs = []
-        for tensor in config["input"]:
+        tensors = {tensor["name"]: tensor for tensor in config["input"]}
+        sequential = "sequence_batching" in config
+        if {"CONTROL", "FRAMES", "HORIZON"} <= tensors.keys():
+            following = [
+                self._input("CONTROL", np.zeros((1, 4), np.float32)),
+                self._input("HORIZON", np.ones(1, np.int32)),
+            ]
+            frame = self._input("FRAMES", np.zeros((1, 64, 64, 3), np.uint8))
+            state = [self._grpc.InferRequestedOutput("STATE")]
+            return _Question([*following, frame], following, state, {"cache": "off"}, sequential)
+        smallest = []
+        for name, tensor in tensors.items():
             if tensor.get("optional"):
                 continue
             shape = [max(1, int(size)) for size in tensor["dims"]]
             if int(config.get("max_batch_size", 0)) > 0:
                 shape = [1, *shape]
-            if tensor["data_type"] == "TYPE_STRING":
-                inputs.append(self._input(tensor["name"], np.full(shape, b"", np.object_)))
-            else:
-                dtype = _NUMPY[tensor["data_type"]]
-                inputs.append(self._input(tensor["name"], np.zeros(shape, dtype)))
-        return inputs
+            text = tensor["data_type"] == "TYPE_STRING"
+            zeros = (
+                np.full(shape, b"", np.object_)
+                if text
+                else np.zeros(shape, _NUMPY[tensor["data_type"]])
+            )
+            smallest.append(self._input(name, zeros))
+        return _Question(smallest, smallest, None, None, sequential)
 
     def _input(self, name: str, array: Any) -> Any:
         from tritonclient.utils import np_to_triton_dtype
@@ -153,10 +160,6 @@ class Canary:
         # An exception that the model's own Python code raised arrives as INTERNAL with its
         # traceback: a fault, but the stub lives, and loading it again would not mend it.
         return ".py(" in str(error)
-
-    def _no_answer(self, error: Exception) -> NoAnswer:
-        text = str(error)
-        return NoAnswer(f"{self.model}: {text}", late="deadline" in text.lower())
 
 
 _NUMPY = {

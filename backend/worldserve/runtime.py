@@ -148,7 +148,7 @@ class Runtime:
         model = self.canary_model
         canary = Canary(self.endpoints.grpc, model)
         try:
-            canary.ask_for_work(max(1.0, deadline - time.monotonic()))
+            canary.ask(max(1.0, deadline - time.monotonic()))
         except NoAnswer as error:
             raise self._failure(f"the server is ready, but no model answers: {error}") from None
         finally:

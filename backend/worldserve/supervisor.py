@@ -26,11 +26,13 @@ __all__ = ["GaveUp", "Lost", "Recovered", "Supervisor", "SupervisorConfig", "Sup
 class SupervisorConfig:
     """Seconds, but for the counts.
 
-    A canary that is late (`deadline_s`) `late_limit` times in a row, while the model finishes no
+    interval_s: between looks at the processes, which cost nothing. ask_every_s: between canaries. A
+    canary that is late (`deadline_s`) `late_limit` times in a row, while the model finishes no
     other request either, means that the model hangs. `calm_s` without a loss forgets past attempts.
     """
 
     interval_s: float = 1.0
+    ask_every_s: float = 5.0
     deadline_s: float = 10.0
     late_limit: int = 2
     first_backoff_s: float = 0.5
@@ -161,11 +163,13 @@ class _Watch:
         self._late = 0
         self._finished = 0
         self._instances = 1
+        self._asked_s = 0.0
 
     def open(self) -> None:
         """After each load: new sequences. What is wrong already, the next check finds."""
         self.close()
         self._late = 0
+        self._asked_s = time.monotonic()
         self._instances = self._runtime.instances[self.model]
         endpoint = self._runtime.endpoints.grpc
         self._canaries = [Canary(endpoint, self.model) for _ in range(self._instances)]
@@ -184,6 +188,9 @@ class _Watch:
         stubs = len(self._runtime.stubs(self.model))
         if stubs < self._instances:
             return f"{self._instances - stubs} of {self._instances} stub processes ended"
+        if time.monotonic() - self._asked_s < self._config.ask_every_s and not self._late:
+            return None
+        self._asked_s = time.monotonic()
         try:
             for canary in self._canaries:
                 canary.ask(self._config.deadline_s)

@@ -155,17 +155,22 @@ def _server(needs: Needs) -> Iterator[Finding]:
 
 def _stub(files: ServerFiles, environment: dict[str, str]) -> Iterator[Finding]:
     stub = files.stub or files.backends / "python" / "triton_python_backend_stub"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     # Without arguments it prints how to use it; what matters is that it finds libpython.
     problem = _try([str(stub)], environment)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    cure = (
+        f"a shared libpython is missing: apt-get install libpython{version} (Debian, Ubuntu), or "
+        "build Python with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared)"
+    )
+    built_for = re.search(rb"libpython(3\.\d+)\.so", stub.read_bytes()) if stub.exists() else None
+    if not problem and built_for and built_for[1].decode() != version:
+        problem = f"{stub} is built for Python {built_for[1].decode()}, not {version}"
+        cure = f"put a stub for Python {version} there, or move the directory out of the way"
     yield Finding(
         "Python stub",
         "fail" if problem else "ok",
         problem or f"starts, with libpython {version}",
-        f"a shared libpython is missing: apt-get install libpython{version} (Debian, Ubuntu), or "
-        "build Python with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared)"
-        if problem
-        else "",
+        cure if problem else "",
     )
 
 

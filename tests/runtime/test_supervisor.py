@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -18,7 +19,7 @@ from worldserve.supervisor import GaveUp, Lost, Recovered, Supervisor, Superviso
 
 pytestmark = pytest.mark.server
 
-QUICK = SupervisorConfig(interval_s=0.2, deadline_s=2.0, first_backoff_s=0.1)
+QUICK = SupervisorConfig(interval_s=0.2, ask_every_s=0.2, deadline_s=2.0, first_backoff_s=0.1)
 
 
 class Events(queue.Queue):  # type: ignore[type-arg]
@@ -102,7 +103,7 @@ def test_hung_request_is_ended(start_echo, connect, supervise):
 def test_busy_model_is_left_alone(start_echo, connect, supervise):
     """A queue longer than the canary's deadline is no fault while requests are being finished."""
     runtime = start_echo()
-    _, events = supervise(runtime, SupervisorConfig(interval_s=0.1, deadline_s=0.3, late_limit=2))
+    _, events = supervise(runtime, SupervisorConfig(0.1, 0.1, deadline_s=0.3, late_limit=2))
     stop = threading.Event()
 
     def load(sequence: int) -> None:
@@ -148,7 +149,7 @@ def test_dead_server_is_restarted(start_echo, connect, supervise):
 def test_gives_up_when_nothing_helps(start_echo, supervise):
     """A model that can no longer load: reload, restart, back off, then say so and stop trying."""
     runtime = start_echo()
-    supervisor, events = supervise(runtime, SupervisorConfig(0.2, 2.0, 2, 0.1, 1.0, max_attempts=3))
+    supervisor, events = supervise(runtime, replace(QUICK, longest_backoff_s=1.0, max_attempts=3))
     set_parameter(runtime, "fail_to_load", "true")
     os.kill(runtime.stubs("echo")[0].pid, signal.SIGKILL)
     events.next(Lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -92,6 +93,24 @@ def test_missing_libpython_is_found(needs, tmp_path):
     assert "apt-get install libpython" in found[0].cure
 
 
+def test_stub_of_another_python_is_found(needs, tmp_path):
+    """It starts where that Python is here, too, but would not load our packages."""
+    program = shutil.which("true")
+    assert program is not None
+    backend = tmp_path / "backends" / "python"
+    backend.mkdir(parents=True)
+    stub = backend / "triton_python_backend_stub"
+    stub.write_bytes(Path(program).read_bytes() + b"libpython3.7.so.1.0")
+    stub.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").symlink_to(find_server().binary)
+    (finding,) = findings_of(
+        replace(needs, container=tmp_path, libraries=find_server().libraries), "Python stub"
+    )
+    assert finding.status == "fail"
+    assert "Python 3.7" in finding.found
+
+
 def test_server_that_does_not_start_is_found(needs, tmp_path):
     """A tritonserver that is no program is not taken for one because its file exists."""
     (tmp_path / "bin").mkdir()
@@ -146,10 +165,11 @@ def test_gpu_that_torch_cannot_use_is_a_warning(needs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1000", 1000), ("512MB", 512 << 20), ("2 GiB", 2 << 30), ("1.5g", 3 << 29)]
+    ("text", "size"),
+    [("1000", 1000), ("512MB", 512_000_000), ("2 GiB", 2 << 30), ("1.5gib", 3 << 29)],
 )
 def test_sizes_are_read_as_people_write_them(text, size):
-    """Powers of 1024, with or without an i."""
+    """Powers of ten, or of two with an i, as everywhere in the settings."""
     assert size_bytes(text) == size
 
 

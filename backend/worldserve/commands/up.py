@@ -26,9 +26,8 @@ from worldserve.validate import Finding, Needs, passed, validate
 
 __all__ = ["size_bytes", "up", "validate_env"]
 
-DEFAULT_HOT_BYTES = "1GB"
+DEFAULT_HOT_BYTES = "2GiB"
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]FAIL[/]"}
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 Repository = Annotated[Path, typer.Option(help="Model repository; it is never written to.")]
 Host = Annotated[
@@ -46,7 +45,7 @@ ObjectsDir = Annotated[
     typer.Option(help="Objects of the embedded S3 gateway (default: ~/.cache/ctrlcache/objects)."),
 ]
 HotBytes = Annotated[
-    str, typer.Option(help="Shared memory of sessions and hot tier, as 512MB or 2GB.")
+    str, typer.Option(help="Shared memory of sessions and hot tier, as 512MB or 2GiB.")
 ]
 Cold = Annotated[bool, typer.Option("--cold/--no-cold", help="Whether there is a cold tier.")]
 ColdEndpoint = Annotated[
@@ -97,11 +96,11 @@ def up(
     console = Console(soft_wrap=True)
 
     def configure() -> RuntimeConfig:
-        parameters = {"hot_bytes": str(size_bytes(hot_bytes))}
+        parameters = {"hot_size_bytes": str(size_bytes(hot_bytes))}
         if dtype is not None:
             parameters["dtype"] = dtype
         if sessions is not None:
-            parameters["sessions"] = str(sessions)
+            parameters["max_sessions"] = str(sessions)
         return RuntimeConfig(
             model_repository=model_repository,
             models=tuple(model or ()),
@@ -169,7 +168,7 @@ def validate_env(
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             instances=instances,
-            parameters={"hot_bytes": str(size_bytes(hot_bytes))},
+            parameters={"hot_size_bytes": str(size_bytes(hot_bytes))},
             cold=_cold(cold, cold_endpoint, True, None),
             warm_dir=(warm_dir or _cache_dir() / "warm").resolve(),
             objects_dir=(objects_dir or _cache_dir() / "objects").resolve(),
@@ -182,11 +181,13 @@ def validate_env(
 
 
 def size_bytes(text: str) -> int:
-    """'512MB', '2 GiB', '1000' -> bytes, in powers of 1024; ConfigError on anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    """'512MB' or '2GiB' -> bytes, as the settings of the cache read them; ConfigError otherwise."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None:
-        raise ConfigError(f"{text!r} is no size; expected for example 512MB or 2GB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+        raise ConfigError(f"{text!r} is no size; expected for example 512MB or 2GiB")
+    return int(
+        float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
+    )
 
 
 # -- serving -----------------------------------------------------------------------------------
@@ -332,7 +333,7 @@ def _needs(config: RuntimeConfig) -> Needs:
     return Needs(
         object_store=config.cold == "embedded",
         shm=config.shm,
-        shm_bytes=int(config.parameters["hot_bytes"]),
+        shm_bytes=int(config.parameters["hot_size_bytes"]),
         directories=tuple(path for path in directories if path is not None),
         host=config.host,
         ports=(config.http_port, config.grpc_port, config.metrics_port),
