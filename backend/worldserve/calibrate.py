@@ -23,12 +23,13 @@ from ctrlcache.calibration import TrustModel, trust_path
 from ctrlcache.conformal import BUDGETS, Pairs, fit
 from ctrlcache.errors import CalibrationError
 from ctrlcache.scores import relative_error
-from ctrlcache.transfer import Jacobian, Migration
+from ctrlcache.transfer import Adapter, Jacobian, Migration, make_migration
 from worldserve.models.protocol import Pixels, WorldModel
 from worldserve.neighbourhood import ClipLike, Neighbourhood, Sampling, neighbourhood, presents
 
 __all__ = ["calibrate_model", "collect", "load_model", "model_command", "pairs_of", "psnr_db"]
 
+ADAPTER = "adapter.safetensors"
 REFERENCE = "worldserve.models.reference:ReferenceWorldModel.load"
 _SUITES, _PROBE_RADII = ["kitchen"], [0.05, 0.1]
 _PER_CLIP = 8  # contexts of one clip, about a second apart: nearly independent scenes
@@ -102,6 +103,7 @@ def calibrate_model(
     sampling: Sampling | None = None,
     delta: float = 0.05,
     budgets: Sequence[float] = BUDGETS,
+    migration: Migration | None = None,
     frames_every: int = 4,
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
@@ -113,19 +115,34 @@ def calibrate_model(
     """
     how = sampling or Sampling()
     spec = model.spec
+    move = migration or Jacobian()
     found = collect(
-        model, clips, contexts, how, frames_every=frames_every, seed=seed, advance=advance
+        model,
+        clips,
+        contexts,
+        how,
+        migration=move,
+        frames_every=frames_every,
+        seed=seed,
+        advance=advance,
     )
     apart: dict[float, Pairs] = {}
     if measured_on is not None:
         apart = collect(
-            model, measured_on, contexts, how, frames_every=0, seed=seed + 1, advance=advance
+            model,
+            measured_on,
+            contexts,
+            how,
+            migration=move,
+            frames_every=0,
+            seed=seed + 1,
+            advance=advance,
         )
     fitted = {
         radius: fit(
             pairs,
             weights_digest=spec.weights_digest,
-            migration=Jacobian().name,
+            migration=move.name,
             probe_radius=radius,
             horizon=how.horizon,
             delta=delta,
@@ -195,6 +212,7 @@ def model_command(
     measure: Annotated[
         bool, typer.Option(help="Measure coverage on the test split, calibrate on validation.")
     ] = True,
+    migration: Annotated[str, typer.Option(help="What the bounds are to hold for.")] = "jacobian",
     loader: Annotated[
         str, typer.Option(help="How to load the model: module:callable.")
     ] = REFERENCE,
@@ -210,6 +228,10 @@ def model_command(
     def of(split: str) -> Iterable[ClipLike]:
         return interleave([clips(data, s, split) for s in suites])
 
+    adapter = None
+    if migration == "adapter":
+        adapter = Adapter.load(weights / ADAPTER, model.spec.weights_digest)
+    moved = make_migration(migration, adapter)
     sampling = Sampling(probe_radii=tuple(probe_radius))
     wanted = contexts * len(suites)
     with Progress(
@@ -227,6 +249,7 @@ def model_command(
             contexts=wanted,
             sampling=sampling,
             delta=delta,
+            migration=moved,
             advance=lambda: progress.advance(bar),
         )
     path = trust_path(weights)

@@ -40,9 +40,11 @@ class ClipLike(Protocol):
 class Present:
     """A point of a clip at which the model can be asked; `memory` is of what came before.
 
-    tokens (N, D) and frame (h, w, 3) of the present frame; control (C,): what was done next.
+    position: frame number in the clip. tokens (N, D) and frame (h, w, 3) of the present frame.
+    control (C,): what was done next.
     """
 
+    position: int
     memory: Any
     tokens: Float
     frame: Pixels
@@ -137,7 +139,13 @@ def presents(
                 ).memory
                 position = at
             yield Present(
-                memory, tokens[at], clip.frames[at], clip.controls[at], conditioning, clip.operation
+                at,
+                memory,
+                tokens[at],
+                clip.frames[at],
+                clip.controls[at],
+                conditioning,
+                clip.operation,
             )
 
 

@@ -170,8 +170,14 @@ POLICIES: dict[str, Callable[[TrustModel | None, float], Policy]] = {
 }
 
 
-def make_policy(name: str, trust: TrustModel | None, max_error: float) -> Policy:
-    """The policy called `name`; ConfigError names the known ones."""
+def make_policy(
+    name: str, trust: TrustModel | None, max_error: float, migration: str | None = None
+) -> Policy:
+    """The policy called `name`; ConfigError names the known ones.
+
+    `migration`: name of the migration in use; CalibrationError where `trust` was calibrated for
+    another one, because its bounds would not hold.
+    """
     try:
         build = POLICIES[name]
     except KeyError:
@@ -180,4 +186,9 @@ def make_policy(name: str, trust: TrustModel | None, max_error: float) -> Policy
         ) from None
     if not 0 <= max_error < float("inf"):
         raise ConfigError(f"max_error must be a finite number >= 0, got {max_error}")
+    if trust is not None and migration is not None and trust.migration != migration:
+        raise CalibrationError(
+            f"trust was calibrated for migration {trust.migration!r}, {migration!r} is in use; "
+            "calibrate again with `ctrlcache calibrate model --migration`"
+        )
     return build(trust, max_error)

@@ -154,24 +154,54 @@ def _tally(pairs: Pairs, member: Ints, groups: int, bounds: Double, budget: floa
     )
 
 
-def _factor(
-    pairs: Pairs, form: _Form, groups: _Groups, budgets: Sequence[float], delta: float, steps: int
-) -> float:
-    """The smallest q from which on coverage holds in every group that has enough contexts."""
-    growth = form.growth(pairs)
-    member, count = groups.membership(pairs), len(groups.names)
-    ratio = np.maximum(pairs.error - form.floor, 1e-12) / np.maximum(growth, 1e-300)
-    low, high = np.quantile(ratio, 1 - 2 * delta), ratio.max() * (1 + 1e-9)
-    chosen = float(high)
-    for q in np.geomspace(high, max(low, high * 1e-6), steps):  # from safe to bold
-        bounds = form.floor + q * growth
-        for budget in budgets:
-            tally = _tally(pairs, member, count, bounds, budget)
-            judged = tally.contexts >= _enough(delta)
-            if (tally.corrected()[judged] > _TARGET * delta).any():
-                return chosen
-        chosen = float(q)
-    return chosen
+class _Search:
+    """Looks for the factor of a form: whether one holds, the smallest roughly, and for certain."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        form: _Form,
+        member: Ints,
+        groups: int,
+        budgets: Sequence[float],
+        delta: float,
+    ) -> None:
+        self._pairs, self._form, self._member, self._groups = pairs, form, member, groups
+        self._budgets, self._delta = budgets, delta
+        self._growth = form.growth(pairs)
+        ratio = np.maximum(pairs.error - form.floor, 1e-12) / np.maximum(self._growth, 1e-300)
+        self._high = float(ratio.max() * (1 + 1e-9))  # nothing exceeds its bound
+        self._low = max(float(np.quantile(ratio, 1 - 2 * delta)), self._high * 1e-6)
+
+    def holds(self, q: float) -> bool:
+        """Coverage in every group that has enough contexts, at every budget."""
+        bounds = self._form.floor + q * self._growth
+        for budget in self._budgets:
+            tally = _tally(self._pairs, self._member, self._groups, bounds, budget)
+            judged = tally.contexts >= _enough(self._delta)
+            if (tally.corrected()[judged] > _TARGET * self._delta).any():
+                return False
+        return True
+
+    def roughly(self) -> float:
+        """By bisection, as if coverage could only grow with q: to compare forms."""
+        low, high = self._low, self._high
+        for _ in range(9):
+            middle = float(np.sqrt(low * high))
+            low, high = (low, middle) if self.holds(middle) else (middle, high)
+        return high
+
+    def surely(self) -> float:
+        """The smallest q from which on coverage holds, step by step from safe to bold.
+
+        A larger q accepts fewer uses, so that coverage need not grow with it everywhere.
+        """
+        chosen = self._high
+        for q in np.geomspace(self._high, self._low, 240):
+            if not self.holds(float(q)):
+                break
+            chosen = float(q)
+        return chosen
 
 
 def _enough(delta: float) -> int:
@@ -237,12 +267,16 @@ def fit(
         for part in (shuffled[:first], shuffled[first:second], shuffled[second:])
     )
     rough = _Groups.of(choose, _enough(delta))
-    form = max(
-        _forms(choose),
-        key=lambda f: _reach(choose, f, _factor(choose, f, rough, budgets, delta, 40), budgets),
-    )
+    member, count = rough.membership(choose), len(rough.names)
+
+    def worth(form: _Form) -> float:
+        q = _Search(choose, form, member, count, budgets, delta).roughly()
+        return _reach(choose, form, q, budgets)
+
+    form = max(_forms(choose), key=worth)
     groups = _Groups.of(factor, _enough(delta))
-    q = _factor(factor, form, groups, budgets, delta, 240)
+    member, count = groups.membership(factor), len(groups.names)
+    q = _Search(factor, form, member, count, budgets, delta).surely()
     reach = _farthest(factor, form, q, groups, max(budgets), delta)
     if reach <= 0:
         raise CalibrationError(

@@ -14,9 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrlcache.errors import CalibrationError, InvalidInput
+from ctrlcache.errors import CalibrationError, ConfigError, InvalidInput
 
-__all__ = ["Adapter", "BestOf", "Jacobian", "Migration", "Reuse", "adapter_inputs"]
+__all__ = [
+    "MIGRATIONS",
+    "Adapter",
+    "BestOf",
+    "Jacobian",
+    "Migration",
+    "Reuse",
+    "adapter_inputs",
+    "make_migration",
+]
 
 Float = NDArray[np.float32]
 AnyFloat = NDArray[np.floating[Any]]
@@ -26,7 +35,9 @@ class Migration(Protocol):
     """How states move with the control."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What a calibrated bound holds for: migrations of one name give the same answers."""
+        ...
 
     def migrate(
         self, states: AnyFloat, jacobian: AnyFloat | None, control: AnyFloat, query: AnyFloat
@@ -73,15 +84,14 @@ class BestOf:
     """First order where a couplet has its Jacobian, another migration where it was never scored.
 
     In every measurement so far first order beat the adapters on every suite and at every distance
-    (docs/trust.md), so what is best for a couplet is decided by what the couplet brings.
+    (docs/trust.md), so what is best for a couplet is decided by what the couplet brings. Couplets
+    that were never scored have no bound, so within a budget the answers are those of first order,
+    and so is the name.
     """
 
     otherwise: Migration
     first_order: Jacobian = field(default_factory=Jacobian)
-
-    @property
-    def name(self) -> str:
-        return f"best-of-jacobian-{self.otherwise.name}"
+    name: str = field(default=Jacobian.name, init=False)
 
     def migrate(
         self, states: AnyFloat, jacobian: AnyFloat | None, control: AnyFloat, query: AnyFloat
@@ -171,3 +181,27 @@ class Adapter:
                 f"{path} holds shapes {inner.shape}, {outer.shape}, {scale.shape}, which do not fit"
             )
         return cls(inner, outer, scale, weights_digest)
+
+
+MIGRATIONS = ("adapter", "best", "jacobian", "reuse")
+
+
+def make_migration(name: str, adapter: Adapter | None = None) -> Migration:
+    """The migration called `name`, one of MIGRATIONS.
+
+    `best` takes first order where it can, else the adapter, else plain reuse. ConfigError for an
+    unknown name, CalibrationError where an adapter is asked for and there is none.
+    """
+    if name == "reuse":
+        return Reuse()
+    if name == "jacobian":
+        return Jacobian()
+    if name == "best":
+        return BestOf(adapter or Reuse())
+    if name != "adapter":
+        raise ConfigError(f"migration must be one of {', '.join(MIGRATIONS)}, got {name!r}")
+    if adapter is None:
+        raise CalibrationError(
+            "migration 'adapter' needs a trained adapter; train it with `worldserve train-adapter`"
+        )
+    return adapter

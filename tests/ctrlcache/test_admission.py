@@ -156,6 +156,13 @@ def test_unknown_policy_and_bad_budget_are_named() -> None:
         AdaptiveThreshold(0.0, percentile=101)
 
 
+def test_bounds_of_another_migration_do_not_hold() -> None:
+    """Trust calibrated for first order says nothing about plain reuse."""
+    assert make_policy("trust", TRUST, 0.05, "jacobian").name == "trust"
+    with pytest.raises(CalibrationError, match="'jacobian', 'reuse' is in use"):
+        make_policy("trust", TRUST, 0.05, "reuse")
+
+
 def test_calibration_with_impossible_numbers_is_refused() -> None:
     """Numbers that would make bounds meaningless cannot be built at all."""
     for change in ({"q": float("nan")}, {"q": 0.0}, {"kappa0": -1.0}, {"delta": 1.0}):

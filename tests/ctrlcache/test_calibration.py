@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
@@ -61,6 +62,11 @@ def fitted(pairs: Pairs, **changes: object) -> TrustModel:
     return fit(pairs, **(arguments | changes))  # type: ignore[arg-type]
 
 
+@functools.cache
+def usual() -> TrustModel:
+    return fitted(make_pairs(1))
+
+
 @pytest.mark.parametrize(
     "world",
     [
@@ -84,7 +90,7 @@ def test_bounds_hold_on_unseen_scenes(world: dict[str, float]) -> None:
 
 def test_bounds_are_no_wider_than_they_must_be() -> None:
     """Coverage is not bought with a bound that accepts next to nothing; its form is found."""
-    trust = fitted(make_pairs(1))
+    trust = usual()
     fresh = make_pairs(2, contexts=2_000)
     assert trust.distance_power == 2.0
     accepted = trust.bounds(fresh.curvature, fresh.distance) <= 0.01
@@ -94,7 +100,7 @@ def test_bounds_are_no_wider_than_they_must_be() -> None:
 
 def test_coverage_survives_other_distances() -> None:
     """Users who stay near, or go far, get the same promise: distances are judged bin by bin."""
-    trust = fitted(make_pairs(1))
+    trust = usual()
     for farthest in (0.02, 0.1):
         rows = coverage(trust, make_pairs(3, contexts=2_000, farthest=farthest))
         assert all(r.share <= 1.1 * trust.delta for r in rows if r.contexts >= 300)
@@ -102,7 +108,7 @@ def test_coverage_survives_other_distances() -> None:
 
 def test_stated_coverage_is_measured_on_scenes_apart() -> None:
     """The table that is stored comes from scenes that shaped neither form nor factor."""
-    trust = fitted(make_pairs(1))
+    trust = usual()
     everything = next(r for r in trust.coverage if r.group == "all" and r.budget == BUDGETS[-1])
     assert 0 < everything.contexts <= 0.31 * trust.contexts
     assert everything.share <= 1.3 * trust.delta
@@ -153,7 +159,7 @@ def test_a_model_that_nobody_can_trust_is_refused() -> None:
 
 def test_frames_are_lent_as_far_as_they_hold() -> None:
     """Within the frame radius 95 % of neighbours keep 35 dB; calm couplets lend farther."""
-    trust, fresh = fitted(make_pairs(1)), make_pairs(2, contexts=3_000)
+    trust, fresh = usual(), make_pairs(2, contexts=3_000)
     flat = fresh.distance <= trust.frame_radius()
     assert (fresh.psnr_db[flat] < 35).mean() <= 0.06
     stability = trust.rho_max - fresh.sensitivity

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlcache.errors import CalibrationError, InvalidInput
-from ctrlcache.transfer import Adapter, BestOf, Jacobian, Migration, Reuse
+from ctrlcache.errors import CalibrationError, ConfigError, InvalidInput
+from ctrlcache.transfer import (
+    MIGRATIONS,
+    Adapter,
+    BestOf,
+    Jacobian,
+    Migration,
+    Reuse,
+    make_migration,
+)
 
 H, S, C = 8, 12, 4
 
@@ -38,7 +46,7 @@ def sample(seed: int, *lead: int) -> tuple[np.ndarray, ...]:
 ALL: list[Migration] = [Reuse(), Jacobian(), make_adapter(), BestOf(make_adapter())]
 
 
-@pytest.mark.parametrize("migration", ALL, ids=lambda m: m.name)
+@pytest.mark.parametrize("migration", ALL, ids=lambda m: type(m).__name__)
 def test_own_control_gives_own_states(migration: Migration) -> None:
     """Moving by nothing changes nothing, to the bit."""
     states, jacobian, control, _ = sample(0)
@@ -47,7 +55,7 @@ def test_own_control_gives_own_states(migration: Migration) -> None:
     assert (made == states).all()
 
 
-@pytest.mark.parametrize("migration", ALL, ids=lambda m: m.name)
+@pytest.mark.parametrize("migration", ALL, ids=lambda m: type(m).__name__)
 @given(seed=st.integers(0, 1_000))
 def test_a_batch_is_its_members(migration: Migration, seed: int) -> None:
     """Leading dimensions broadcast: one couplet to many queries, and many to many."""
@@ -78,6 +86,21 @@ def test_first_order_without_jacobian_is_refused() -> None:
     adapter = make_adapter()
     moved = BestOf(adapter).migrate(states, None, control, query)
     assert (moved == adapter.migrate(states, None, control, query)).all()
+
+
+def test_migrations_are_made_by_name() -> None:
+    """Names from the configuration; what is unknown or untrained is said."""
+    adapter = make_adapter()
+    assert {name: make_migration(name, adapter).name for name in MIGRATIONS} == {
+        "reuse": "reuse",
+        "jacobian": "jacobian",
+        "best": "jacobian",
+        "adapter": "adapter",
+    }
+    with pytest.raises(CalibrationError, match="train-adapter"):
+        make_migration("adapter")
+    with pytest.raises(ConfigError, match="adapter, best, jacobian, reuse"):
+        make_migration("magic")
 
 
 def test_adapter_survives_saving(tmp_path: Path) -> None:
