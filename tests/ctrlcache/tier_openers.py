@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import object_store
+
 from ctrlcache.shared import RECORD_SHARE, SharedMemory
 from ctrlcache.tiers.base import Tier
+from ctrlcache.tiers.cold import ColdTier
 from ctrlcache.tiers.memory import MemoryTier
 from ctrlcache.tiers.warm import WarmTier
 
@@ -54,7 +57,22 @@ def _warm(directory: Path, limit_bytes: int, eviction: str, clock: Clock) -> Tie
     )
 
 
+def _cold(directory: Path, limit_bytes: int, eviction: str, clock: Clock) -> Tier:
+    tier = ColdTier(
+        object_store.objects(object_store.gateway()),
+        f"contract/{shm_path(directory).name}",
+        "a task",
+        limit_bytes=limit_bytes,
+        policy=eviction,
+        now=clock,
+    )
+    tier.refresh()
+    tier.trim()
+    return tier
+
+
 OPENERS: dict[str, Opener] = {
+    "cold": Opener(_cold),
     "memory": Opener(_memory, persistent=False),
     "hot": Opener(_hot, lambda directory: SharedMemory.remove(shm_path(directory))),
     "warm": Opener(_warm, lambda directory: WarmTier.remove_index(shm_path(directory))),
