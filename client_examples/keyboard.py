@@ -35,8 +35,7 @@ def ask(client, session, output, arrays, start=False, end=False, **parameters):
     return answer.as_numpy(output)
 
 
-def draw(frame, caption):
-    """Two pixels per character: the upper one is the glyph's colour, the lower its ground."""
+def draw(frame, caption):  # two pixels a character: the upper is its colour, the lower its ground
     for upper, lower in zip(frame[::2], frame[1::2], strict=True):
         for above, below in zip(upper, lower, strict=True):
             print("\x1b[38;2;{};{};{};48;2;{};{};{}m▀".format(*above, *below), end="")
@@ -53,7 +52,8 @@ def main():
     frames, wait = list(clip["frames"][:16]), np.array([[0, 0, 0, grip]], np.float32)
     with triton.InferenceServerClient(args.url) as client, contextlib.ExitStack() as stack:
         if os.isatty(0):  # one by one and unechoed; piped keys come as they are
-            stack.callback(termios.tcsetattr, 0, termios.TCSADRAIN, tty.setcbreak(0))
+            stack.callback(termios.tcsetattr, 0, termios.TCSADRAIN, termios.tcgetattr(0))
+            tty.setcbreak(0)
         seen = {"FRAMES": np.stack(frames), "CONTROL": np.r_[clip["controls"][:15], wait]}
         ask(client, session, "EXACT", seen, start=True, prompt=str(clip["prompt"]))
         stack.callback(ask, client, session, "EXACT", {"CONTROL": wait}, end=True)

@@ -11,6 +11,7 @@ The exit status is 0 only where nothing was wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -98,8 +99,8 @@ def _demo(runtime: Runtime, options: argparse.Namespace, console: Console) -> in
     played = []
     try:
         with grpcclient.InferenceServerClient(runtime.endpoints.grpc) as client:
-            for name, present in PRESENTS.items():
-                scene = load_scene(options.clips / f"{name}.npz", present)
+            for name in options.only or PRESENTS:
+                scene = load_scene(options.clips / f"{name}.npz", PRESENTS[name])
                 played.append(play(client, scene, options.pause, options.max_error, console))
                 console.print()
     except grpcclient.InferenceServerException as error:
@@ -135,7 +136,8 @@ def _keep(runtime: Runtime, console: Console) -> None:
         "\nthe server goes on; Ctrl-C here ends it. Meanwhile, in another terminal:\n\n"
         f"    python client_examples/keyboard.py --url {runtime.endpoints.grpc}\n"
     )
-    signal.pause()
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -146,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="worldserve.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--repository", type=Path, default=Path("model_repository"))
     parser.add_argument("--clips", type=Path, default=Path("client_examples/clips"))
+    parser.add_argument("--only", action="append", choices=PRESENTS, help="this clip alone")
     parser.add_argument("--out", type=Path, default=Path("demo"))
     parser.add_argument("--pause", type=float, default=0.3, help="thinking time, seconds")
     parser.add_argument(

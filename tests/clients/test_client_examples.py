@@ -142,10 +142,11 @@ def test_keyboard_client_drives_from_a_terminal_and_leaves_it_as_it_was(server):
 
 
 def _wait_for(master: int, text: str, timeout_s: float = 60) -> None:
-    """Read the terminal until `text` is on it."""
+    """Read the terminal until `text` is on it, and no traceback."""
     seen, deadline = b"", time.monotonic() + timeout_s
     while text.encode() not in seen:
         assert time.monotonic() < deadline, seen[-500:]
+        assert b"Traceback" not in seen, seen[-500:]
         if select.select([master], [], [], 0.2)[0]:
             seen += os.read(master, 65536)
 
