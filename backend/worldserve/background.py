@@ -10,7 +10,6 @@ import heapq
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,13 +53,13 @@ class _Task:
 
 
 class Background:
-    """The thread, and a queue of at most `most` pieces of work.
+    """The thread and its queue, of at most `most` pieces of work that are not necessary.
 
-    When the queue is full, the least urgent and, of these, the oldest work is dropped: it would
-    serve a question that the user has left behind. Only SCORE and PREFETCH are ever dropped.
+    When there are more, the least urgent and, of these, the oldest one is dropped: it would serve a
+    question that the user has left behind.
     """
 
-    def __init__(self, most: int = 256) -> None:
+    def __init__(self, most: int = 64) -> None:
         self._most = most
         self._condition = threading.Condition()
         self._queue: list[_Task] = []
@@ -118,12 +117,10 @@ class Background:
             self._condition.notify_all()
 
     def drain(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all work is done; whether that was so in time."""
-        deadline = time.monotonic() + timeout_s
-        with self._condition:
-            return self._condition.wait_for(
-                lambda: not self._busy(), max(0.0, deadline - time.monotonic())
-            )
+        """Wait until nothing is left to do and nobody has the floor; whether that was in time."""
+        done = threading.Event()
+        self.when_idle(done.set)
+        return done.wait(timeout_s)
 
     def when_idle(self, call: Callable[[], None]) -> None:
         """Call `call` (quick) from the background thread when nothing else is left to do."""
@@ -139,20 +136,13 @@ class Background:
             self._condition.notify_all()
         self._thread.join(timeout_s)
 
-    def _busy(self) -> bool:
-        return bool(self._running) or any(not task.dropped for task in self._queue)
-
     def _shed(self) -> None:
-        waiting = [task for task in self._queue if not task.dropped]
-        if len(waiting) <= self._most:
-            return
-        optional = [task for task in waiting if task.urgency in _OPTIONAL]
-        if optional:
-            victim = max(optional, key=lambda task: (task.urgency, -task.number))
-            victim.dropped = True
+        waiting = [t for t in self._queue if t.urgency in _OPTIONAL and not t.dropped]
+        if len(waiting) > self._most:
+            victim = max(waiting, key=lambda task: (task.urgency, -task.number))
+            self._queue.remove(victim)
+            heapq.heapify(self._queue)
             self.dropped += 1
-        self._queue = [task for task in self._queue if not task.dropped]
-        heapq.heapify(self._queue)
 
     # -- the thread --------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """What the model remembers at a session's present, from slices where they are known, else computed.
 
 Everything here is exact: a slice is read (it was made by this model from the same input) or made
-now, frame by frame, which is the one way in which slices are ever made. So it does not matter who
-computed a slice first, and an interrupted session loses nothing but time.
+now, and a model makes the same bits however a stream of frames is cut into calls. So it does not
+matter who computed a slice first, and an interrupted session loses nothing but time.
 """
 
 from __future__ import annotations
@@ -49,8 +49,25 @@ class Made:
     cost_ms: float
 
 
+#: Frames absorbed between two chances to give way.
+_AT_ONCE = 16
+
+
 def _go_on() -> None:
     return None
+
+
+def _stretch(session: Session, first: int) -> int:
+    """How many frames from `first` on can be absorbed in one call: up to the next predicted one,
+    whose tokens only come out of it."""
+    frames = 1
+    while (
+        frames < _AT_ONCE
+        and first + frames < session.present
+        and session.observed_at(first + frames)
+    ):
+        frames += 1
+    return frames
 
 
 class Recall:
@@ -104,14 +121,15 @@ class Recall:
             return found, []
         walk = _Walk(self, session, fresh or {}, alone_from)
         index, present = walk.nearest()
-        made: list[Made] = []
+        made: list[tuple[Made, int]] = []
         walk.embed(index + 1)
-        for at in range(index, session.present):
+        while index < session.present:
             checkpoint()
-            present = self._step(session, at, present, conditioning, walk, made)
-        made += walk.made
+            frames = _stretch(session, index)
+            present = self._absorb(session, index, frames, present, conditioning, walk, made)
+            index += frames
         self.keep(session.context, present)
-        return present, made
+        return present, [item for item, at in made if at >= walk.exact_from] + walk.made
 
     def grown(self, present: Present, made: Float, tokens: Float, context: bytes) -> None:
         """Keep the present of `context`, one predicted frame on: `made` is the slice of the frame
@@ -120,30 +138,35 @@ class Recall:
             memory = self._model.extend(present.memory, made)
         self.keep(context, Present(memory, tokens))
 
-    def _step(
+    def _absorb(
         self,
         session: Session,
-        at: int,
+        first: int,
+        frames: int,
         present: Present,
         conditioning: Any,
         walk: _Walk,
-        made: list[Made],
+        made: list[tuple[Made, int]],
     ) -> Present:
-        """From the present at frame `at` to that of the next frame of the history."""
+        """From the present at frame `first` over `frames` frames of the history, in one call; what
+        is made at which frame is added to `made`."""
         began = time.perf_counter()
-        control = session.control_at(at)
+        after = range(first + 1, first + frames)
+        tokens = np.stack([present.tokens, *(walk.observed_tokens(at) for at in after)])
+        controls = np.stack([session.control_at(at) for at in range(first, first + frames)])
         with self._growing:
-            out = self._model.absorb(
-                present.memory, present.tokens[None], control[None], conditioning
-            )
-        self._step_ms = (time.perf_counter() - began) * 1e3
-        made.append(Made(session.slice_at(at), out.slices[0], self.replay_ms))
-        if session.observed_at(at + 1):
-            tokens = walk.observed_tokens(at + 1)
-        else:
-            tokens = out.predicted_tokens
-            made.append(Made(tokens_id(session.context_at(at + 1)), tokens, self._step_ms))
-        return Present(out.memory, tokens)
+            out = self._model.absorb(present.memory, tokens, controls, conditioning)
+        self._step_ms = (time.perf_counter() - began) * 1e3 / frames
+        made += [
+            (Made(session.slice_at(first + i), part, self.replay_ms), first + i)
+            for i, part in enumerate(out.slices)
+        ]
+        last = first + frames
+        if session.observed_at(last):
+            return Present(out.memory, walk.observed_tokens(last))
+        predicted = tokens_id(session.context_at(last))
+        made.append((Made(predicted, out.predicted_tokens, self._step_ms), last - 1))
+        return Present(out.memory, walk.predicted_tokens(last, out.predicted_tokens))
 
     @property
     def replay_ms(self) -> float:
@@ -177,6 +200,8 @@ class _Walk:
         self._slices: dict[int, Float | None] = {}
         self._tokens: dict[int, Float] = {}
         self.made: list[Made] = []
+        #: What is made at earlier frames lacks some of their past, and must not be kept.
+        self.exact_from = 0
 
     def nearest(self) -> tuple[int, Present]:
         """The newest frame whose present is at hand or can be put together, and that present."""
@@ -191,22 +216,47 @@ class _Walk:
             present = self._assembled(index)
             if present is not None:
                 return index, present
+        return self._replayed(oldest)
+
+    def _replayed(self, oldest: int) -> tuple[int, Present]:
+        """Where nothing is at hand: an early frame, without memory, from where to compute again."""
+        session, spec = self._session, self._recall.model.spec
         start = max(oldest, 0)
+        # The few frames before it may as well be computed too: all slices can then be kept.
+        if start <= spec.window and session.first == 0:
+            start = 0
         if start < session.first:
             raise InvalidInput(
                 f"frame {session.present} cannot be restored exactly any more: its history begins "
                 f"at frame {session.first}; seek to a later one"
             )
-        if not session.observed_at(start):
-            tokens = self._stored(tokens_id(session.context_at(start)), start)
-            if tokens is None:
-                raise SessionNotFound(
-                    f"frame {start} of the session, which was predicted, is not in memory any "
-                    "more: begin a new session"
-                )
-            self._tokens[start] = tokens
-        # As far as the frames that matter are concerned, history begins here.
-        return start, Present(self._recall.model.assemble((), start), self._tokens_at(start))
+        if start > 0:
+            self.exact_from = start + spec.receptive_field - 1
+            if not self._predictions_stored(start):
+                if session.first > 0:
+                    raise SessionNotFound(
+                        "predicted frames of the session are not in memory any more, and their "
+                        "past is not either: begin a new session"
+                    )
+                start = self.exact_from = 0
+        tokens = self._tokens_at(start)
+        return start, Present(self._recall.model.assemble((), start), tokens)
+
+    def _predictions_stored(self, start: int) -> bool:
+        """Whether predicted frames among those that are replayed without their past have tokens,
+        made when they had it. Loads them."""
+        session = self._session
+        for index in range(start, min(self.exact_from, session.present) + 1):
+            if not session.observed_at(index):
+                tokens = self._stored(tokens_id(session.context_at(index)), index)
+                if tokens is None:
+                    return False
+                self._tokens[index] = tokens
+        return True
+
+    def predicted_tokens(self, index: int, computed: Float) -> Float:
+        """Of a predicted frame: as they were made with all of the past, where that matters."""
+        return self._tokens.get(index, computed)
 
     def _assembled(self, index: int) -> Present | None:
         """The present of frame `index` from stored slices and tokens; None where one is missing."""
@@ -261,13 +311,11 @@ class _Walk:
                 missing.append(index)
             else:
                 self._tokens[index] = tokens
-        if not missing:
-            return
-        frames = np.stack([self._pixels(index) for index in missing])
-        began = time.perf_counter()
-        embedded = self._recall.model.embed(frames)
-        cost_ms = (time.perf_counter() - began) * 1e3 / len(missing)
-        for index, tokens in zip(missing, embedded, strict=True):
+        for index in missing:
+            # One at a time: batched, a model's rounding may depend on what else is in the batch.
+            began = time.perf_counter()
+            tokens = self._recall.model.embed(self._pixels(index)[None])[0]
+            cost_ms = (time.perf_counter() - began) * 1e3
             self._tokens[index] = tokens
             self.made.append(Made(tokens_id(self._session.context_at(index)), tokens, cost_ms))
 

@@ -7,66 +7,18 @@ import shutil
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
+from hypothesis import settings
+from tiny_world import TINY, Client
 
 from worldserve.models.tiny import TinyWorldModel
-from worldserve.request import OUTPUTS, RawRequest
 from worldserve.service import WorldService
 
+# Machines are slow at times; how long an example takes says nothing about what is right.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
+
 _numbers = itertools.count()
-TINY = "worldserve.models.tiny:TinyWorldModel"
-
-
-class Client:
-    """Asks a service as a client asks the server; raises what it answers with."""
-
-    def __init__(self, service: WorldService) -> None:
-        self.service = service
-
-    def send(self, control, id="s", frames=None, start=False, end=False, outputs=OUTPUTS, **extra):
-        """Put a request; returns a function that waits for its outcome."""
-        inputs = {"CONTROL": np.atleast_2d(np.asarray(control, np.float32))}
-        if frames is not None:
-            inputs["FRAMES"] = frames
-        cancelled = extra.pop("cancelled", lambda: False)
-        timeout_s = extra.pop("timeout_s", None)
-        for name in [name for name in extra if name.isupper()]:
-            inputs[name] = np.asarray(extra.pop(name))
-        done, box = threading.Event(), []
-        raw = RawRequest(
-            inputs, extra, id, start, end, frozenset(outputs), timeout_s, cancelled=cancelled
-        )
-
-        def deliver(result):
-            box.append(result)
-            done.set()
-
-        self.service.put(raw, deliver)
-
-        def outcome():
-            assert done.wait(30)
-            [result] = box
-            if isinstance(result, Exception):
-                raise result
-            return result.outputs
-
-        return outcome
-
-    def ask(self, control, id="s", **options):
-        return self.send(control, id, **options)()
-
-
-def clip(length, seed=0, size=32):
-    """Frames (T, size, size, 3) of something that moves smoothly, different for each seed."""
-    draw = np.random.default_rng(seed)
-    y, x = np.mgrid[:size, :size] / size
-    phase = draw.uniform(0, 6, 3)
-    frames = [
-        np.stack([128 + 100 * np.sin(5 * x + 3 * y + p + 0.2 * t) for p in phase], -1)
-        for t in range(length)
-    ]
-    return np.stack(frames).round().astype(np.uint8)
 
 
 @pytest.fixture

@@ -9,19 +9,28 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 from ctrlcache.conformal import coverage
 from ctrlcache.errors import CalibrationError
 from ctrlcache.scores import relative_error
 from ctrlcache.transfer import Adapter, Jacobian, Migration, Reuse
-from worldserve.calibrate import calibrate_model, collect, interleave, load_model, psnr_db
+from worldserve.calibrate import (
+    calibrate_model,
+    collect,
+    interleave,
+    load_model,
+    model_command,
+    psnr_db,
+)
 from worldserve.models.protocol import (
     Absorbed,
     Checkpoint,
@@ -34,6 +43,7 @@ from worldserve.models.protocol import (
 )
 from worldserve.neighbourhood import Sampling, neighbourhood, presents
 from worldserve.training.adapter import AdapterConfig, PairSet, generate_pairs, train_adapter
+from worldserve.training.adapter import command as train_command
 
 AXES, DIMS, PX = 3, 24, 8
 
@@ -270,6 +280,30 @@ def test_models_are_loaded_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for bad in ("their_model", "their_model:absent", "no.such.module:load"):
         with pytest.raises(CalibrationError):
             load_model(bad, tmp_path)
+
+
+def as_program(command: Callable[..., None], *arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("command", [model_command, train_command])
+def test_commands_explain_what_is_missing(
+    command: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No weights, no such suite, no data: one line each, and status 1."""
+    monkeypatch.setitem(sys.modules, "their_model", types.SimpleNamespace(load=make_analytic))
+    weights = ("--weights", str(tmp_path / "absent"))
+    known = ("--loader", "their_model:load", "--data", str(tmp_path))
+    for arguments, text in (
+        (weights, "cannot load a model"),
+        ((*known, "--suite", "bathroom"), "unknown suite 'bathroom'"),
+        (known, "worldserve data generate"),
+    ):
+        done = as_program(command, *arguments)
+        assert done.exit_code == 1
+        assert text in done.output
 
 
 # --- the adapter ----------------------------------------------------------------------------------

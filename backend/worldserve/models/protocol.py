@@ -93,8 +93,9 @@ class RolloutOutput:
 class WorldModel(Protocol):
     """A causal, action-conditioned video world model.
 
-    All methods are deterministic functions of their arguments, and a batch gives bit for bit what
-    its members give alone: sessions are restored, shared and compared on that promise.
+    All methods are deterministic functions of their arguments. A batch gives bit for bit what its
+    members give alone, and a stream of frames the same slices however it is cut into calls of
+    `absorb`: sessions are restored, shared and compared on that promise.
     """
 
     @property
