@@ -34,6 +34,7 @@ from ctrlcache.tiers.objects import Objects
 from ctrlcache.transfer import Migration
 
 __all__ = [
+    "Bounds",
     "Built",
     "adopt",
     "build",
@@ -264,82 +265,97 @@ def adopt(
     templates: Sequence[Couplet],
     exact: Couplet,
     migration: Migration,
-    trust: _Bounds | None,
+    trust: Bounds | None,
     scale: NDArray[np.floating[Any]],
     max_error: float,
+    witnesses: Sequence[Couplet] = (),
 ) -> Couplet | None:
     """`exact`, an unscored couplet of the present context, with the trust of the best template.
 
-    A template qualifies where it was scored, where it lies at a distance d from the exact control
-    within its own radius, and where its migrated states differ from the exact ones by an error e
-    within `max_error` (both relative, see `scores.relative_error`). The states stay the exact ones.
-    Jacobian and curvature come from the template; the curvature is raised until the trust model's
-    bound covers the template's own bound plus e, in proportion to distance, everywhere up to the
-    new radius, which is at most d: no farther than was verified. None where no template qualifies,
-    or where there is no trust model: fail closed, and score by probes.
+    A template qualifies where it was scored, lies at a distance d > 0 from the exact control within
+    its own radius, and its migrated states differ from the exact ones by an error e within
+    `max_error` (relative, see `scores.relative_error`). The states stay the exact ones; Jacobian
+    and curvature come from the template. `witnesses` are other exact couplets of the same space:
+    the result must predict each of them that lies within reach, too.
+
+    The curvature is raised until the trust model's bound covers the template's own bound plus the
+    steepest error per distance that was seen, on a grid of distances up to the new radius, which is
+    at most d: no farther than was verified. None where no template qualifies, or there is no trust
+    model: fail closed, and score by probes.
     """
     if trust is None or exact.jacobian is not None or not exact.held:
         return None
-    best: Couplet | None = None
-    for template in templates:
-        made = _adopt_one(template, exact, migration, trust, scale, max_error)
-        if made is not None and (best is None or made.radius > best.radius):
-            best = made
-    return best
+    test = _Test(exact, migration, trust, scale, max_error, witnesses)
+    found = [made for made in map(test.adopted, templates) if made is not None]
+    return max(found, key=lambda made: made.radius, default=None)
 
 
-def _adopt_one(
-    template: Couplet,
-    exact: Couplet,
-    migration: Migration,
-    trust: _Bounds,
-    scale: NDArray[np.floating[Any]],
-    max_error: float,
-) -> Couplet | None:
-    if template.jacobian is None or template.states.shape != exact.states.shape:
-        return None
-    if template.plan.shape != exact.plan.shape or not template.held:
-        return None
-    distance = float(np.linalg.norm(exact.control - template.control))
-    if not 0.0 < distance <= template.radius:
-        return None  # at the very same control nothing would be learnt about the Jacobian
-    predicted = migration.migrate(
-        template.states, template.jacobian, template.control, exact.control
-    )
-    error = float(relative_error(predicted, exact.states, scale))
-    if not error <= max_error:
-        return None
-    curvature = _raised(template.curvature, error, distance, trust, max_error)
-    if curvature is None:
-        return None
-    radius = min(distance, trust.radius(curvature, max_error))
-    if not radius > 0.0:
-        return None
-    return replace(
-        exact,
-        jacobian=template.jacobian,
-        curvature=curvature,
-        radius=radius,
-        stability=template.stability,
-        transferability=template.transferability,
-        lineage=lineage("adopted", task_of(template.lineage)),
-    )
+class Bounds(Protocol):
+    """What `adopt` needs of a trust model."""
+
+    def bound(self, curvature: float, distance: float) -> float: ...
+    def radius(self, curvature: float, max_error: float) -> float: ...
 
 
-def _raised(
-    curvature: float, error: float, distance: float, trust: _Bounds, max_error: float
-) -> float | None:
-    """The least curvature (of a geometric series) whose bound covers what was observed."""
-    raised = max(curvature, 1e-6)
-    for _ in range(_CURVATURE_STEPS):
-        reach = min(distance, trust.radius(raised, max_error))
-        if not reach > 0.0:
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """One exact answer that templates are measured against."""
+
+    exact: Couplet
+    migration: Migration
+    trust: Bounds
+    scale: NDArray[np.floating[Any]]
+    max_error: float
+    witnesses: Sequence[Couplet]
+
+    def adopted(self, template: Couplet) -> Couplet | None:
+        exact = self.exact
+        if template.jacobian is None or not template.held:
             return None
-        steps = [reach * (n + 1) / _GRID for n in range(_GRID)]
-        if all(
-            trust.bound(raised, d) >= trust.bound(curvature, d) + error * d / distance
-            for d in steps
-        ):
-            return raised
-        raised *= 1.5
-    return None
+        if (template.plan.shape, template.states.shape) != (exact.plan.shape, exact.states.shape):
+            return None
+        distance, error = self._error(template, exact)
+        # At the very same control nothing would be learnt about the Jacobian.
+        if not (0.0 < distance <= template.radius and error <= self.max_error):
+            return None
+        made = replace(
+            exact,
+            jacobian=template.jacobian,
+            stability=template.stability,
+            transferability=template.transferability,
+            lineage=lineage("adopted", task_of(template.lineage)),
+        )
+        steepest = error / distance
+        for witness in self.witnesses:
+            away, off = self._error(made, witness)
+            if witness.space != exact.space or not 0.0 < away <= distance:
+                continue
+            if not off <= self.max_error:
+                return None
+            steepest = max(steepest, off / away)
+        return self._with_trust(made, template.curvature, steepest, distance)
+
+    def _error(self, source: Couplet, truth: Couplet) -> tuple[float, float]:
+        """(control distance, relative error of `source` migrated to the control of `truth`)."""
+        states = self.migration.migrate(
+            source.states, source.jacobian, source.control, truth.control
+        )
+        distance = float(np.linalg.norm(truth.control - source.control))
+        return distance, float(relative_error(states, truth.states, self.scale))
+
+    def _with_trust(
+        self, made: Couplet, curvature: float, steepest: float, distance: float
+    ) -> Couplet | None:
+        raised = max(curvature, 1e-6)
+        for _ in range(_CURVATURE_STEPS):
+            reach = min(distance, self.trust.radius(raised, self.max_error))
+            if not reach > 0.0:
+                return None
+            grid = [reach * (n + 1) / _GRID for n in range(_GRID)]
+            if all(
+                self.trust.bound(raised, d) >= self.trust.bound(curvature, d) + steepest * d
+                for d in grid
+            ):
+                return replace(made, curvature=raised, radius=reach)
+            raised *= 1.5
+        return None
