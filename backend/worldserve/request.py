@@ -29,6 +29,7 @@ __all__ = [
     "RawRequest",
     "Request",
     "RequestLimits",
+    "parse_cold",
     "parse_request",
 ]
 
@@ -70,10 +71,12 @@ _PARAMETERS = (
     "prompt",
     "resume",
     "seed",
+    "task",
     "tenant",
     "view",
 )
-_MAX_TEXT = {"prompt": 2_000, "view": 64, "tenant": 64, "device": 64}
+_MAX_WAIT_MS = 60_000
+_MAX_TEXT = {"prompt": 2_000, "view": 64, "tenant": 64, "device": 64, "task": 200}
 
 
 def _never() -> bool:
@@ -110,8 +113,9 @@ class Request:
     """One valid request.
 
     samples (K, C) in device units. frames (T, h, w, 3) of the model's size, T = 0 where none came.
-    prompt, view, device: None where not given. max_error: None for the server's default. templates
-    (M, C): controls worth preparing, from the cold step. deadline_s, arrived_s: of
+    prompt, view, device: None where not given. max_error: None for the server's default. task: name
+    of the operation, where the caller knows it. templates (M, C): controls that are typical of it,
+    from the cold step. deadline_s, arrived_s: of
     `time.perf_counter`.
     """
 
@@ -135,6 +139,7 @@ class Request:
     tenant: str = ""
     device: str | None = None
     drain: bool = False
+    task: str = ""
     templates: NDArray[np.float32] | None = None
     outputs: frozenset[str] = frozenset(OUTPUTS)
     deadline_s: float | None = None
@@ -200,12 +205,24 @@ def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Re
         tenant=texts["tenant"] or "",
         device=texts["device"],
         drain=_flag(parameters, "drain"),
-        templates=_samples(arrays, "TEMPLATE_CONTROLS", spec.control_dim, 256),
+        task=texts["task"] or "",
+        templates=_templates(arrays, spec.control_dim),
         outputs=raw.outputs & frozenset(OUTPUTS),
         deadline_s=None if raw.timeout_s is None else raw.arrived_s + raw.timeout_s,
         cancelled=raw.cancelled,
         arrived_s=raw.arrived_s,
     )
+
+
+def parse_cold(parameters: Mapping[str, Any]) -> tuple[str, float]:
+    """What the cold step needs of a request's parameters: (task, seconds to wait for it)."""
+    texts = {name: _text(parameters, name) for name in ("task", "prompt")}
+    wait_ms = _number(parameters, "cold_wait_ms", 0.0) or 0.0
+    if wait_ms > _MAX_WAIT_MS:
+        raise InvalidInput(
+            f"parameter 'cold_wait_ms' must be at most {_MAX_WAIT_MS}, got {wait_ms}"
+        )
+    return (texts["task"] or texts["prompt"] or "")[: _MAX_TEXT["task"]], wait_ms / 1e3
 
 
 # --- inputs ---------------------------------------------------------------------------------------
@@ -226,16 +243,21 @@ def _samples(
     array = arrays.get(name)
     if array is None:
         return None
-    least = 1 if name == "CONTROL" else 0
-    if array.ndim != 2 or array.shape[1] != width or not least <= len(array) <= most:
+    if array.ndim != 2 or array.shape[1] != width or not 1 <= len(array) <= most:
         raise InvalidInput(
-            f"{name} must have shape [K, {width}] with K from {least} to {most}, "
-            f"got {list(array.shape)}"
+            f"{name} must have shape [K, {width}] with K from 1 to {most}, got {list(array.shape)}"
         )
     if not np.isfinite(array).all():
         row, axis = np.argwhere(~np.isfinite(array))[0]
         raise InvalidInput(f"{name} must be finite, got {array[row, axis]} in [{row}, {axis}]")
     return np.array(array, np.float32)
+
+
+def _templates(arrays: Mapping[str, NDArray[Any]], width: int) -> NDArray[np.float32] | None:
+    array = arrays.get("TEMPLATE_CONTROLS")
+    if array is None or not array.size:
+        return None  # the cold step has none
+    return _samples(arrays, "TEMPLATE_CONTROLS", width, 256)
 
 
 def _times(

@@ -23,6 +23,7 @@ from ctrlcache.tiered import CoupletCache
 from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.transfer import Adapter, BestOf, Jacobian, Migration, Reuse
 from worldserve.background import Background
+from worldserve.cold import TaskTemplates, announce_model, open_cold_store
 from worldserve.engine import Engine, Reply
 from worldserve.models.protocol import Float, WorldModel
 from worldserve.opening import Opener, provenance_of
@@ -37,8 +38,6 @@ __all__ = ["WorldService"]
 
 _log = logging.getLogger(__name__)
 _ADAPTER = "adapter.safetensors"
-#: Settings that the launcher gives to every model and that this one has no use for.
-_NOT_OURS = frozenset({"run_dir"})
 
 
 class WorldService:
@@ -53,9 +52,7 @@ class WorldService:
         on_event: Sink = ignore,
         model: WorldModel | None = None,
     ) -> None:
-        options, others = ServeOptions.from_mapping(
-            {key: text for key, text in parameters.items() if key not in _NOT_OURS}
-        )
+        options, others = ServeOptions.from_mapping(parameters)
         config = CacheConfig.from_mapping(others)
         threads = options.threads or _threads_of_environment()
         self.model = model or load_model(options, directory, threads)
@@ -75,12 +72,13 @@ class WorldService:
         )
         self._warm = _warm(config, on_event)
         self.background = Background()
+        migration = _migration(config.trust.migration, weights, spec.weights_digest)
         self.cache = CoupletCache(
             self._memory,
             self._warm,
             provenance,
             make_policy(config.trust.policy, trust, config.trust.max_error),
-            _migration(config.trust.migration, weights, spec.weights_digest),
+            migration,
             config,
             on_event,
             checkpoint=self.background.give_way,
@@ -91,6 +89,16 @@ class WorldService:
         calibrations = Path(options.calibration_dir) if options.calibration_dir else None
         opener = Opener(self.model, self.sessions, calibrations, options.default_device)
         recall = Recall(self.model, self.cache)
+        self._templates = TaskTemplates(
+            open_cold_store(config.cold, provenance, on_event),
+            provenance,
+            config.cold.min_confidence,
+            trust,
+            migration,
+            spec.state_scale,
+            config.trust.max_error,
+        )
+        announce_model(self._memory, spec, provenance)
         thinking = Thinking(
             self.model,
             self.cache,
@@ -105,6 +113,7 @@ class WorldService:
                 keep_probes=options.keep_probes,
                 error_samples=options.error_samples,
             ),
+            self._templates,
             on_event,
         )
         engine = Engine(
@@ -149,6 +158,7 @@ class WorldService:
         """Answer what waits, write what must not be lost, let go of everything."""
         self.background.close()
         self._scheduler.close()
+        self._templates.close()
         self.cache.close()
         if self._warm is not None:
             self._warm.close()

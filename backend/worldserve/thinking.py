@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,9 @@ from ctrlcache.errors import CtrlCacheError
 from ctrlcache.key import frame_id, is_held, slice_id, space_id
 from ctrlcache.metrics import HitError, Scored, Sink, ignore
 from ctrlcache.scores import Scores, probe_controls, relative_error, scores_from_probes
+from ctrlcache.templates import lineage
 from worldserve.background import Background, Urgency
+from worldserve.cold import TaskTemplates
 from worldserve.engine import Answer
 from worldserve.models.protocol import Checkpoint, Float, Pixels, RolloutInput, WorldModel
 from worldserve.opening import Turn
@@ -35,6 +37,7 @@ __all__ = ["Keeper", "Thinking", "ThinkingConfig"]
 _log = logging.getLogger(__name__)
 _HANDS = 1_024
 _MOVED = 1e-3
+_TYPICAL = 4
 
 
 class Keeper(Protocol):
@@ -87,17 +90,16 @@ class Thinking:
         recall: Recall,
         background: Background,
         config: ThinkingConfig,
+        templates: TaskTemplates,
         on_event: Sink = ignore,
-        on_miss: Callable[[str, float], None] | None = None,
     ) -> None:
-        """on_miss: told the operation and its confidence after each miss (asks the cold tier)."""
         self._model = model
         self._keeper = keeper
         self._recall = recall
         self._background = background
         self._config = config
         self._on_event = on_event
-        self._on_miss = on_miss
+        self._templates = templates
         self._hands: OrderedDict[bytes, list[Float]] = OrderedDict()
         self._random = random.Random(0)
 
@@ -149,22 +151,30 @@ class Thinking:
         if answer is None or request.cache == "off" or not self._config.think:
             return
         here = replace(place, session=turn.here)
-        if computed:
-            if self._on_miss is not None:
-                self._on_miss(
-                    self._model.operation(answer.states), self._model.confidence(answer.states)
-                )
-            if answer.couplet.held:
-                kept = couplet or answer.couplet
-                self._background.submit(
-                    Urgency.SCORE, lambda checkpoint: self._score(here, kept, checkpoint)
-                )
+        task = self._task(turn, answer)
+        if computed and answer.couplet.held:
+            kept = couplet or answer.couplet
+            self._background.submit(
+                Urgency.SCORE, lambda checkpoint: self._score(here, kept, task, checkpoint)
+            )
         elif not answer.exact and self._random.random() < self._config.error_samples:
             self._background.submit(
                 Urgency.SCORE, lambda checkpoint: self._check(here, turn, answer, checkpoint)
             )
         if not request.end:
-            self._prefetch(place, turn, key)
+            self._prefetch(place, turn, task, key)
+
+    def _task(self, turn: Turn, answer: Answer) -> str:
+        """The operation that is going on, as the caller says or the model is sure of; else ''.
+
+        After a miss, its templates are asked for.
+        """
+        if answer.tier != "none":
+            return turn.request.task
+        confidence = self._model.confidence(answer.states)
+        task = turn.request.task or self._model.operation(answer.states)
+        self._templates.missed(task, 1.0 if turn.request.task else confidence)
+        return task if turn.request.task or self._templates.sure(confidence) else ""
 
     def _first_step(self, turn: Turn, couplet: Couplet, present: Present | None) -> list[Made]:
         """What an advance commits at the frame it leaves, from an answer that holds it exactly."""
@@ -239,9 +249,15 @@ class Thinking:
             ]
         return made
 
-    def _score(self, place: _Place, couplet: Couplet, checkpoint: Checkpoint) -> None:
+    def _score(self, place: _Place, couplet: Couplet, task: str, checkpoint: Checkpoint) -> None:
         """Probe around a couplet, and let the policy decide with what comes of it."""
         began = time.perf_counter()
+        # What one tenant does is never distilled into templates that others see.
+        couplet = replace(couplet, lineage=lineage("session", "" if place.session.tenant else task))
+        adopted = self._templates.adopted(task, couplet)
+        if adopted is not None:
+            # Trusted at once, on a template's word; the probes' own word then replaces it.
+            self._keeper.admit(adopted)
         present = self._commit(place, checkpoint)
         probes = probe_controls(couplet.control, self._config.probe_radius)
         around = self._roll(present, place, probes, checkpoint)
@@ -270,14 +286,17 @@ class Thinking:
 
     # -- where the hand goes next ------------------------------------------------------------------
 
-    def _prefetch(self, place: _Place, turn: Turn, key: bytes) -> None:
+    def _prefetch(self, place: _Place, turn: Turn, task: str, key: bytes) -> None:
         controls = self._expected(turn, key)
-        if turn.request.templates is not None and len(turn.request.templates):
-            controls += list(np.clip(turn.request.templates, -1, 1))
+        if turn.request.start:
+            # Where the hand will go first is anybody's guess: what is typical of the task.
+            given = turn.request.templates
+            typical = self._templates.controls(task, _TYPICAL) if given is None else list(given)
+            controls += [np.clip(c, -1, 1) for c in typical[:_TYPICAL]]
         if controls and self._config.prefetch:
             self._background.submit(
                 Urgency.PREFETCH,
-                lambda checkpoint: self._explore(place, controls, checkpoint),
+                lambda checkpoint: self._explore(place, controls, task, checkpoint),
                 key,
             )
 
@@ -300,7 +319,9 @@ class Thinking:
         del hand[:-2]
         return expected
 
-    def _explore(self, place: _Place, controls: Sequence[Float], checkpoint: Checkpoint) -> None:
+    def _explore(
+        self, place: _Place, controls: Sequence[Float], task: str, checkpoint: Checkpoint
+    ) -> None:
         present = self._commit(place, checkpoint)
         for control in controls:
             [couplet] = self._roll(present, place, control[None], checkpoint)
@@ -312,7 +333,7 @@ class Thinking:
                     )
                     couplet = replace(couplet, frames=frames)
             self._keeper.admit(couplet)
-            self._score(place, couplet, checkpoint)
+            self._score(place, couplet, task, checkpoint)
 
     def _base_frame(self, place: _Place) -> Pixels | None:
         return self._keeper.get_blob(frame_id(place.session.base))

@@ -13,19 +13,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from ctrlcache.config import CacheConfig
 from ctrlcache.errors import CtrlCacheError, InvalidInput, TierUnavailable
+from ctrlcache.shared import SharedMemory
+from worldserve.cold import ColdStep
 from worldserve.engine import Abandonment, Reply
 from worldserve.metrics import TritonSink, triton_metrics
-from worldserve.request import OUTPUTS, RawRequest
+from worldserve.options import ServeOptions
+from worldserve.request import OUTPUTS, RawRequest, parse_cold
 from worldserve.service import WorldService
 from worldserve.session_store import SessionConflict, SessionNotFound, SessionsFull
 from worldserve.shutdown import StopWatch
 
-__all__ = ["TritonWorldModel"]
+__all__ = ["TritonColdTemplates", "TritonWorldModel"]
 
 _START, _END = 1, 2
+_NOT_OURS = frozenset({"run_dir"})
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (InvalidInput, "INVALID_ARG"),
     (SessionNotFound, "NOT_FOUND"),
@@ -45,7 +51,7 @@ class TritonWorldModel:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._sink = TritonSink(triton_metrics(pb_utils), args["model_instance_name"])
         self._service = WorldService(
-            parameters=model_parameters(args),
+            parameters=own_parameters(args),
             directory=version_directory(args),
             name=args["model_instance_name"],
             on_event=self._sink,
@@ -79,10 +85,49 @@ class TritonWorldModel:
                 self._sink.close()
 
 
-def model_parameters(args: Mapping[str, str]) -> dict[str, str]:
-    """The `parameters` of the model's config.pbtxt."""
+class TritonColdTemplates:
+    """`cold_templates`: the controls that are typical of a task, as far as they are here.
+
+    The task is the parameter `task`, or `prompt` where that is missing. It replies at once, unless
+    the parameter `cold_wait_ms` says how long the caller will wait for the object store.
+    """
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        _, others = ServeOptions.from_mapping(own_parameters(args))
+        config = CacheConfig.from_mapping(others)
+        self._sink = TritonSink(triton_metrics(pb_utils), args["model_instance_name"])
+        hot = config.hot
+        self._memory = SharedMemory(hot.directory, hot.size_bytes, hot.eviction)
+        self._step = ColdStep(self._memory, config.cold, self._sink)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def finalize(self) -> None:
+        self._step.close()
+        self._memory.close()
+        self._sink.close()
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            task, wait_s = parse_cold(json.loads(request.parameters() or "{}"))
+            controls = self._step.controls(task, wait_s=wait_s)
+        except Exception as error:
+            return pb_utils.InferenceResponse(error=triton_error(error))
+        return pb_utils.InferenceResponse(
+            output_tensors=[
+                pb_utils.Tensor("TEMPLATE_CONTROLS", controls),
+                pb_utils.Tensor("TEMPLATES", np.array([len(controls)], np.int32)),
+            ]
+        )
+
+
+def own_parameters(args: Mapping[str, str]) -> dict[str, str]:
+    """The `parameters` of the model's config.pbtxt, without those that are the launcher's own."""
     parameters = json.loads(args["model_config"])["parameters"]
-    return {name: value["string_value"] for name, value in parameters.items()}
+    return {
+        name: value["string_value"] for name, value in parameters.items() if name not in _NOT_OURS
+    }
 
 
 def version_directory(args: Mapping[str, str]) -> Path:

@@ -38,7 +38,8 @@ class DiscModel:
         return slice
 
     def absorb(self, memory: Any, tokens: Any, controls: Any, conditioning: Any) -> Absorbed:
-        slices, after = [], tokens[-1]
+        slices: list[Any] = []
+        after = tokens[-1]
         for frame, control in zip(tokens, controls, strict=True):
             velocity = 0.8 * memory + 0.2 * control
             after = np.concatenate([frame[0, :2] + 0.1 * velocity, velocity])[None].astype("f4")
@@ -50,7 +51,9 @@ class DiscModel:
         return [self._roll(item) for item in inputs]
 
     def _roll(self, item: RolloutInput) -> RolloutOutput:
-        memory, frame, slices, tokens = item.memory, item.tokens, [], []
+        memory, frame = item.memory, item.tokens
+        slices: list[Any] = []
+        tokens: list[Any] = []
         for control in item.controls:
             out = self.absorb(memory, frame[None], control[None], None)
             memory, frame = out.memory, out.predicted_tokens

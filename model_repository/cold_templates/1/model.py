@@ -1,0 +1,3 @@
+from worldserve.triton import TritonColdTemplates as TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
