@@ -77,12 +77,14 @@ class WarmConfig:
 class ColdConfig:
     """endpoint: host:port of MinIO or S3; "" goes without a cold tier. credentials_file: JSON
     {"access_key", "secret_key"} of mode 0600; without it, CTRLCACHE_S3_ACCESS_KEY and
-    CTRLCACHE_S3_SECRET_KEY. min_confidence: of the task, below which nothing is loaded."""
+    CTRLCACHE_S3_SECRET_KEY. ca_file: certificates to trust instead of the system's. timeout_s: for
+    each wait of the background. min_confidence: of the task, below which nothing is loaded."""
 
     endpoint: str = ""
     tls: bool = True
     bucket: str = "ctrlcache-templates"
     credentials_file: Path | None = None
+    ca_file: Path | None = None
     timeout_s: float = 5.0
     min_confidence: float = 0.9
 

@@ -20,6 +20,7 @@ from minio import Minio
 from minio.deleteobjects import DeleteObject
 from minio.error import S3Error
 
+from ctrlcache.config import ColdConfig
 from ctrlcache.errors import ConfigError, TierUnavailable
 
 __all__ = ["ObjectError", "Objects"]
@@ -125,6 +126,20 @@ class Objects:
             )
         except ValueError as error:
             raise ConfigError(f"object store endpoint {endpoint!r}: {error}") from None
+
+    @classmethod
+    def of(cls, config: ColdConfig) -> Objects:
+        """As configured; ConfigError where credentials or certificates are not to be had."""
+        if not config.endpoint:
+            raise ConfigError("cold endpoint is empty: give host:port of an object store")
+        return cls(
+            config.endpoint,
+            config.bucket,
+            config.credentials(),
+            tls=config.tls,
+            ca_file=config.ca_file,
+            timeout_s=config.timeout_s,
+        )
 
     def __repr__(self) -> str:
         return f"Objects({self.endpoint!r}, {self.bucket!r})"

@@ -152,7 +152,11 @@ class WarmTier:
 
     def space(self, space: bytes) -> list[bytes]:
         """Ids of the couplets of a space, for prefetching."""
-        return [] if self._index is None else self._index.space(space)
+        try:
+            return [] if self._index is None else self._index.space(space)
+        except lmdb.Error as error:
+            self._say(f"the index cannot be read: {error}")
+            return []
 
     def entry(self, id: bytes) -> Entry | None:
         """What is known of a record beside its payload."""
