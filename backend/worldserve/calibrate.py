@@ -6,9 +6,10 @@ and hands them to `ctrlcache.conformal`. The result goes beside the weights as `
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -21,13 +22,21 @@ from rich.table import Table
 
 from ctrlcache.calibration import TrustModel, trust_path
 from ctrlcache.conformal import BUDGETS, Pairs, fit
-from ctrlcache.errors import CalibrationError
+from ctrlcache.errors import CalibrationError, CtrlCacheError
 from ctrlcache.scores import relative_error
 from ctrlcache.transfer import Adapter, Jacobian, Migration, make_migration
 from worldserve.models.protocol import Pixels, WorldModel
 from worldserve.neighbourhood import ClipLike, Neighbourhood, Sampling, neighbourhood, presents
 
-__all__ = ["calibrate_model", "collect", "load_model", "model_command", "pairs_of", "psnr_db"]
+__all__ = [
+    "calibrate_model",
+    "collect",
+    "explained",
+    "load_model",
+    "model_command",
+    "pairs_of",
+    "psnr_db",
+]
 
 ADAPTER = "adapter.safetensors"
 REFERENCE = "worldserve.models.reference:ReferenceWorldModel.load"
@@ -200,9 +209,7 @@ def model_command(
     suite: Annotated[
         list[str], typer.Option(help="Suite; give it several times for several.")
     ] = _SUITES,
-    contexts: Annotated[
-        int, typer.Option(help="Scenes per suite; twice that with --measure.")
-    ] = 600,
+    contexts: Annotated[int, typer.Option(help="Scenes per suite and split, at most.")] = 600,
     delta: Annotated[
         float, typer.Option(help="Share of answers that may exceed the bound.")
     ] = 0.05,
@@ -221,41 +228,52 @@ def model_command(
     from worldserve.data.dataset import clips
     from worldserve.data.suites import get_suite
 
-    console = Console()
-    model = load_model(loader, weights)
-    suites = [get_suite(name) for name in suite]
+    with explained():
+        console = Console()
+        model = load_model(loader, weights)
+        suites = [get_suite(name) for name in suite]
 
-    def of(split: str) -> Iterable[ClipLike]:
-        return interleave([clips(data, s, split) for s in suites])
+        def of(split: str) -> Iterable[ClipLike]:
+            return interleave([clips(data, s, split) for s in suites])
 
-    adapter = None
-    if migration == "adapter":
-        adapter = Adapter.load(weights / ADAPTER, model.spec.weights_digest)
-    moved = make_migration(migration, adapter)
-    sampling = Sampling(probe_radii=tuple(probe_radius))
-    wanted = contexts * len(suites)
-    with Progress(
-        TextColumn("probing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    ) as progress:
-        bar = progress.add_task("contexts", total=wanted * (2 if measure else 1))
-        trust, reach = calibrate_model(
-            model,
-            of("validation"),
-            of("test") if measure else None,
-            contexts=wanted,
-            sampling=sampling,
-            delta=delta,
-            migration=moved,
-            advance=lambda: progress.advance(bar),
-        )
-    path = trust_path(weights)
-    trust.save(path)
-    console.print(_summary(trust, reach))
-    console.print(f"written to {path}")
+        adapter = None
+        if migration == "adapter":
+            adapter = Adapter.load(weights / ADAPTER, model.spec.weights_digest)
+        moved = make_migration(migration, adapter)
+        sampling = Sampling(probe_radii=tuple(probe_radius))
+        wanted = contexts * len(suites)
+        with Progress(
+            TextColumn("probing"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        ) as progress:
+            bar = progress.add_task("contexts", total=wanted * (2 if measure else 1))
+            trust, reach = calibrate_model(
+                model,
+                of("validation"),
+                of("test") if measure else None,
+                contexts=wanted,
+                sampling=sampling,
+                delta=delta,
+                migration=moved,
+                advance=lambda: progress.advance(bar),
+            )
+        path = trust_path(weights)
+        trust.save(path)
+        console.print(_summary(trust, reach))
+        console.print(f"written to {path}")
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """What is wrong with a command's input, or missing, ends it with one line and status 1."""
+    try:
+        yield
+    except (CtrlCacheError, FileNotFoundError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def interleave(sources: Sequence[Iterable[ClipLike]]) -> Iterable[ClipLike]:

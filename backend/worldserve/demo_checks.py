@@ -57,13 +57,19 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """errors, bounds: of the approximate answers, in order. psnr: of +0.1 s to +0.8 s, dB."""
+    """exact: answers that said so, exact_same: those that equal cache=off to the last bit.
+
+    memory_same: scenes after which both sessions remember the same. errors, bounds: of the
+    approximate answers, in order. psnr_db: predicted frames of the next 0.8 s against the clip's.
+    """
 
     interactions: int
     cached: Percentiles
     plain: Percentiles
     tiers: dict[str, int]
     exact: int
+    exact_same: int
+    memory_same: int
     errors: tuple[float, ...]
     bounds: tuple[float, ...]
     encode_first_ms: tuple[float, ...]
@@ -90,6 +96,8 @@ def summarise(played: Sequence[Played], scale: NDArray[np.float32]) -> Summary:
         plain=Percentiles.of([step.plain for step in steps]),
         tiers=dict(Counter(step.cached.tier for step in steps)),
         exact=len(steps) - len(approximate),
+        exact_same=sum(step.cached.exact and _same(step.cached, step.plain) for step in steps),
+        memory_same=sum(p.last is not None and _same(*p.last) for p in played),
         errors=tuple(
             float(relative_error(step.cached.states, step.plain.states, scale))
             for step in approximate

@@ -95,7 +95,10 @@ def _facts(summary: Summary, pause_s: float, budget: float) -> list[tuple[str, s
     facts = [
         ("interactions", f"{summary.interactions}, with {pause_s:g} s to think after each"),
         ("answered from", tiers),
-        ("exact", f"{summary.exact}, bit-equal to cache=off, states and frames"),
+        (
+            "exact",
+            f"{summary.exact}, {summary.exact_same} of them bit-equal to cache=off, frames too",
+        ),
         ("approximate", f"{approximate} (allowed: a state error of {budget:g})"),
     ]
     if approximate:
@@ -116,9 +119,8 @@ def _facts(summary: Summary, pause_s: float, budget: float) -> list[tuple[str, s
         ),
         (
             "memory",
-            "after all this both sessions predict the same, to the bit"
-            if not summary.faults
-            else "see below",
+            f"in the end both sessions predict the same, to the bit, on {summary.memory_same} of "
+            f"{len(summary.encode_first_ms)} clips",
         ),
         (
             "predicted frames",

@@ -16,7 +16,8 @@ from PIL import Image
 from rich.console import Console
 
 from worldserve import demo, processes
-from worldserve.demo_checks import summarise
+from worldserve.demo import PRESENTS
+from worldserve.demo_checks import Played, summarise
 from worldserve.demo_pictures import film, sheet
 from worldserve.demo_script import load_scene
 
@@ -24,20 +25,30 @@ PROJECT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.server
 
 
-def test_scene_is_played_without_a_fault(server, tmp_path):
-    """Exact answers and memory bit-equal to cache=off, repeats from the cache, pictures."""
-    scene = load_scene(PROJECT / "client_examples" / "clips" / "drawer-open.npz", 31)
-    console = Console(file=(tmp_path / "table").open("w"), width=130)
-    with grpcclient.InferenceServerClient(server.endpoints.grpc) as client:
-        played = demo.play(client, scene, 0.1, 0.05, console)
+@pytest.fixture
+def play(server, tmp_path):
+    """Play a clip with a budget of state error; (what was played, the table as text)."""
+
+    def played(name: str, max_error: float) -> tuple[Played, str]:
+        scene = load_scene(PROJECT / "client_examples" / "clips" / f"{name}.npz", PRESENTS[name])
+        with (tmp_path / "table").open("w") as file:
+            console = Console(file=file, width=130)
+            with grpcclient.InferenceServerClient(server.endpoints.grpc) as client:
+                made = demo.play(client, scene, 0.1, max_error, console)
+        return made, (tmp_path / "table").read_text()
+
+    return played
+
+
+def test_exact_scene_is_played_without_a_fault(server, play, tmp_path):
+    """Without a budget all is exact, what is asked again is a hit, pictures are made."""
+    played, table = play("drawer-open", 0.0)
     summary = summarise([played], demo.state_scale(server.config.model_repository))
     assert summary.faults == ()
+    assert summary.exact == summary.exact_same == len(played.steps)
     repeats = [s.cached for s in played.steps if s.interaction.kind in ("repeat", "scrub")]
     assert [answer.tier for answer in repeats] == ["hot"] * len(repeats)
-    assert all(answer.exact for answer in repeats)
     assert summary.encode_second_ms[0] < summary.encode_first_ms[0]
-    console.file.close()
-    table = (tmp_path / "table").read_text()
     assert len(re.findall(r"^ *\d+ .*×", table, re.M)) == len(played.steps)
 
     sheet(played, tmp_path / "sheet.png")
@@ -49,6 +60,16 @@ def test_scene_is_played_without_a_fault(server, tmp_path):
         assert image.n_frames == 10 + 16
 
 
+def test_approximate_scene_keeps_its_bounds_and_its_memory(server, play):
+    """With a budget some answers are approximate, within their bounds; the memory is exact."""
+    played, _ = play("coffee-pull", 0.05)
+    summary = summarise([played], demo.state_scale(server.config.model_repository))
+    assert summary.faults == ()
+    assert summary.errors
+    assert max(summary.bounds) <= 0.05
+
+
+@pytest.mark.timeout(900)
 def test_program_ends_well_keeps_the_server_and_leaves_no_trace(tmp_path):
     """With KEEP=1 it prints a line to paste and waits; told to stop, nothing is left."""
     output = tmp_path / "output"
@@ -62,7 +83,7 @@ def test_program_ends_well_keeps_the_server_and_leaves_no_trace(tmp_path):
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 800
         while "keyboard.py --url" not in output.read_text():
             assert process.poll() is None, output.read_text()
             assert time.monotonic() < deadline, output.read_text()
@@ -97,9 +118,10 @@ def test_program_fails_where_the_server_does_not_come_up(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "worldserve.demo", "--repository", str(repository)],
         cwd=PROJECT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # a failed run keeps its logs there
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 1

@@ -52,7 +52,8 @@ def test_faultless_play_has_no_faults(played):
     """Nothing is reported where nothing is wrong, and the figures add up."""
     summary = summarise([played], SCALE)
     assert summary.faults == ()
-    assert summary.interactions == summary.exact == len(played.steps)
+    assert summary.interactions == summary.exact == summary.exact_same == len(played.steps)
+    assert summary.memory_same == 1
     assert summary.tiers == {"none": len(played.steps)}
     assert summary.cached.total_ms == pytest.approx(10.0 * len(played.steps))
     assert summary.encode_first_ms == summary.encode_second_ms == (4.0,)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,13 @@ Memory = tuple[Float, ...]
 
 
 class TinyWorldModel:
-    """Implements `worldserve.models.protocol.WorldModel`; weights are drawn from a seed."""
+    """Implements `worldserve.models.protocol.WorldModel`; weights are drawn from a seed.
 
-    def __init__(self, seed: int = 0) -> None:
+    step_ms: each predicted step takes this much longer, as if the model were a large one.
+    """
+
+    def __init__(self, seed: int = 0, step_ms: float = 0.0) -> None:
+        self._step_s = step_ms / 1e3
         draw = np.random.default_rng(seed)
 
         def weight(rows: int, columns: int, gain: float = 1.0) -> Float:
@@ -74,7 +79,7 @@ class TinyWorldModel:
     def load(
         cls, directory: Path, dtype: str = "float32", threads: int | None = None
     ) -> TinyWorldModel:
-        """`tiny.json` in the directory may hold {"seed": 7}; threads are not needed."""
+        """`tiny.json` in the directory may hold {"seed": 7, "step_ms": 20}."""
         if dtype != "float32":
             raise ValueError(f"dtype {dtype!r}; known: float32")
         path = Path(directory) / _CONFIG
@@ -131,6 +136,8 @@ class TinyWorldModel:
             slices.append(made)
             seen = np.concatenate([frame.mean(0), control])
             states.append(np.tanh(seen @ self._read))
+            if self._step_s:
+                time.sleep(self._step_s)
             if checkpoint is not None:
                 checkpoint()
         return RolloutOutput(np.stack(tokens), np.stack(states), slices[0])
