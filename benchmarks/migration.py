@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,14 +78,15 @@ def main() -> None:
         points = itertools.islice(
             presents(model, source, 4, rng, sampling.horizon), options.contexts
         )
-        arounds = [
+        arounds = (
             neighbourhood(model, point, rng, sampling)
             for point in track(points, f"{suite} contexts", total=options.contexts)
-        ]
+        )
         errors = measure(model, arounds, migrations, options.probe_radius)
         results[suite] = {name: summary(moved) for name, moved in errors.items()}
-        results[suite]["contexts"] = len(arounds)
-        console.print(table(f"{suite}, {len(arounds)} contexts", results[suite]))
+        contexts = len(errors["reuse"].relative)
+        results[suite]["contexts"] = contexts
+        console.print(table(f"{suite}, {contexts} contexts", results[suite]))
     for name, (middle, low, high) in results["us_per_state"].items():
         console.print(f"{name}: {middle:.2f} µs per state ({low:.2f}-{high:.2f})")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -107,10 +109,11 @@ def known_migrations(weights: Path, spec: ModelSpec) -> list[Migration]:
 
 
 def measure(
-    model: WorldModel, arounds: list[Neighbourhood], migrations: list[Migration], radius: float
+    model: WorldModel, arounds: Iterable[Neighbourhood], migrations: list[Migration], radius: float
 ) -> dict[str, Moved]:
-    """Errors of each migration, and of second order along the axes."""
+    """Errors of each migration, and of second order along the axes; `arounds` are not kept."""
     scale = model.spec.state_scale
+    truths: list[NDArray[np.float32]] = []
     moved: dict[str, list[NDArray[np.float32]]] = {m.name: [] for m in migrations}
     moved["second order, axes"] = []
     for around in arounds:
@@ -120,10 +123,9 @@ def measure(
                 m.migrate(around.own.states, jacobian, around.control, around.query_controls)
             )
         moved["second order, axes"].append(second_order(around, jacobian, radius))
-    truths = np.stack([a.truths for a in arounds])  # (contexts, distances, H, S)
-    return {
-        name: errors_of(model, np.stack(states), truths, scale) for name, states in moved.items()
-    }
+        truths.append(around.truths)
+    true = np.stack(truths)  # (contexts, distances, H, S)
+    return {name: errors_of(model, np.stack(states), true, scale) for name, states in moved.items()}
 
 
 def second_order(

@@ -69,6 +69,7 @@ def test_model_command_is_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) 
     done = run(calibrate.app, ["model", "--number", "7"])
     assert done.exit_code == 0, done.output
     assert "calibrating 7" in done.output
+    assert run(calibrate.app, ["model", "--number", "many"]).exit_code == 2
     monkeypatch.setattr(calibrate, "entry_points", lambda group: EntryPoints([]))
     done = run(calibrate.app, ["model"])
     assert done.exit_code == 1

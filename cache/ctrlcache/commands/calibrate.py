@@ -70,9 +70,7 @@ def model(context: typer.Context) -> None:
         )
     inner = typer.Typer(add_completion=False)
     inner.command()(found[0].load())
-    typer.main.get_command(inner).main(
-        args=context.args, prog_name="ctrlcache calibrate model", standalone_mode=False
-    )
+    typer.main.get_command(inner).main(args=context.args, prog_name="ctrlcache calibrate model")
 
 
 def _failure(text: str) -> typer.Exit:
