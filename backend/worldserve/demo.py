@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ctrlcache.errors import ConfigError, CtrlCacheError
+from worldserve.demo_chart import chart
 from worldserve.demo_checks import Played, Step, summarise
 from worldserve.demo_client import Answer, Session
 from worldserve.demo_pictures import film, sheet
@@ -112,6 +113,7 @@ def _demo(runtime: Runtime, options: argparse.Namespace, console: Console) -> in
         name = scene_played.scene.name
         sheet(scene_played, options.out / f"{name}.png")
         film(scene_played, options.out / f"{name}.gif")
+    chart(played, summary, options.out / "latency.png")
     console.print(f"\npictures: {options.out}/*.png, {options.out}/*.gif")
     for fault in summary.faults:
         console.print(f"[red]wrong:[/] {fault}")

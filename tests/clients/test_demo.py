@@ -101,6 +101,7 @@ def test_program_ends_well_keeps_the_server_and_leaves_no_trace(tmp_path):
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
         "door-open.png",
         "door-open.gif",
+        "latency.png",
     }
 
 
