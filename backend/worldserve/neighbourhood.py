@@ -150,12 +150,18 @@ def presents(
 
 
 def neighbourhood(
-    model: WorldModel, present: Present, rng: np.random.Generator, sampling: Sampling
+    model: WorldModel,
+    present: Present,
+    rng: np.random.Generator,
+    sampling: Sampling,
+    control: Float | None = None,
 ) -> Neighbourhood:
-    """Ask the model around one control: every other time the one that was really applied."""
+    """Ask the model around `control`; without one, every other time around the one that was really
+    applied, else anywhere."""
     axes = model.spec.control_dim
-    real = rng.random() < 0.5
-    control = present.control if real else rng.uniform(-1, 1, axes)
+    if control is None:
+        real = rng.random() < 0.5
+        control = present.control if real else rng.uniform(-1, 1, axes).astype(np.float32)
     control = np.clip(control, -1, 1).astype(np.float32)
     queries = _around(control, rng, sampling)
     probes = {r: probe_controls(control, r) for r in sampling.probe_radii}

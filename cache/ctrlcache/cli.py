@@ -23,7 +23,6 @@ COMMANDS = (
         "ctrlcache.commands.calibrate:app",
     ),
     Command("warmup", "Fill the cache with typical interactions."),
-    Command("benchmark", "Measure this server with and without its cache."),
     Command(
         "stats",
         "Show what is cached: scores, radii, hits, occupancy.",
