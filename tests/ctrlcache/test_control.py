@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ctrlcache.control import DeviceCalibration, OnlineCalibration, align
-from ctrlcache.errors import CalibrationError, InvalidInput
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+
+from ctrlcache.control import DeviceCalibration, OnlineCalibration, align
+from ctrlcache.errors import CalibrationError, InvalidInput
 
 finite = st.floats(-1e3, 1e3, width=32)
 

@@ -6,8 +6,9 @@ import threading
 import urllib.request
 
 import pytest
-from ctrlcache import metrics as m
 from prometheus_client import CollectorRegistry, start_http_server
+
+from ctrlcache import metrics as m
 
 EVENTS: list[tuple[m.Event, str, dict[str, str], float]] = [
     (
