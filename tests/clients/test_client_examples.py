@@ -103,11 +103,14 @@ def test_gif_client_writes_a_film(server, tmp_path):
 
 @pytest.mark.server
 def test_keyboard_client_takes_piped_keys(server):
-    """Eight keys are eight frames on; the pictures are half blocks in colour."""
+    """Eight keys are eight frames on; the half blocks show the clip's own frame, pixel by pixel."""
     text = run("keyboard.py", "--url", server.endpoints.grpc, keys="\x1b[C\x1b[A w.\x1b[D\x1b[Bs")
     assert "frame 23 after" in text  # 0 to 15 were shown
-    assert text.count("▀") == 64 * 32 * (1 + 8)
-    assert re.search(r"\x1b\[38;2;\d+;\d+;\d+;48;2;\d+;\d+;\d+m▀", text)
+    cells = re.findall(r"\x1b\[38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m▀", text)
+    assert len(cells) == 64 * 32 * (1 + 8)
+    shown = np.array(cells[: 64 * 32], np.uint8).reshape(32, 64, 2, 3)  # upper, lower
+    with np.load(EXAMPLES / "clips" / "drawer-open.npz") as clip:
+        assert np.array_equal(shown.transpose(0, 2, 1, 3).reshape(64, 64, 3), clip["frames"][15])
 
 
 @pytest.mark.server
