@@ -8,9 +8,9 @@ what that costs); a couplet read back from it is marked `lossy`, and stays so.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ __all__ = [
     "decode_parts",
     "encode",
     "encode_array",
+    "head_bytes",
     "is_couplet",
 ]
 
@@ -38,18 +39,31 @@ Precision = Literal["raw", "stored"]
 ALL_FIELDS = frozenset({"jacobian", "tokens", "slice", "frames"})
 
 _COUPLET, _ARRAY = b"CCsc", b"CCar"
-_META = struct.Struct(f"<{DIGEST_BYTES}s6d")
-_LOSSY = 1
+_META = struct.Struct(f"<{DIGEST_BYTES}s6d")  # then the lineage
 # Fields of a couplet record. The numbers are on disk: never reuse one.
-_PLAN, _STATES, _JACOBIAN, _LINEAGE = 1, 2, 3, 4
+_PLAN, _STATES, _JACOBIAN = 1, 2, 3
 _TOKENS, _TOKENS_SCALE, _SLICE, _SLICE_SCALE = 5, 6, 7, 8
 _FRAMES, _FRAMES_BY_PREVIOUS, _FRAMES_BY_FIRST = 9, 10, 11
+_BULK = range(_TOKENS, _FRAMES_BY_FIRST + 1)
 _FIELDS = {
     "jacobian": (_JACOBIAN,),
     "tokens": (_TOKENS, _TOKENS_SCALE),
     "slice": (_SLICE, _SLICE_SCALE),
     "frames": (_FRAMES, _FRAMES_BY_PREVIOUS, _FRAMES_BY_FIRST),
 }
+# Flags of a couplet record: which fields it has, and whether they lost precision.
+_HAS = {"jacobian": 1, "tokens": 2, "slice": 4, "frames": 8}
+_LOSSY = 16
+
+
+@lru_cache
+def _wanted(fields: frozenset[str]) -> frozenset[int]:
+    return frozenset((_PLAN, _STATES, *(code for name in fields for code in _FIELDS[name])))
+
+
+@lru_cache
+def _held(flags: int) -> frozenset[str]:
+    return frozenset(name for name, bit in _HAS.items() if flags & bit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +151,6 @@ def encode(couplet: Couplet, provenance: bytes, precision: Precision) -> bytes:
     ]
     if couplet.jacobian is not None:
         sections.append(Section(_JACOBIAN, np.asarray(couplet.jacobian, np.float16), stored))
-    lineage = np.frombuffer(couplet.lineage.encode(), np.uint8)
-    sections.append(Section(_LINEAGE, lineage))
     if couplet.tokens is not None:
         sections += _floats(couplet.tokens, _TOKENS, _TOKENS_SCALE, stored)
     if couplet.slice is not None:
@@ -148,7 +160,9 @@ def encode(couplet: Couplet, provenance: bytes, precision: Precision) -> bytes:
         sections += _floats(kept, _SLICE, _SLICE_SCALE, stored)
     if couplet.frames is not None:
         sections.append(_frames_section(np.asarray(couplet.frames, np.uint8), stored))
-    lossy = couplet.lossy or (stored and bool(couplet.fields - {"frames", "jacobian"}))
+    flags = sum(_HAS[name] for name in couplet.fields)
+    if couplet.lossy or (stored and couplet.fields & {"tokens", "slice"}):
+        flags |= _LOSSY
     meta = _META.pack(
         couplet.space,
         couplet.stability,
@@ -158,7 +172,8 @@ def encode(couplet: Couplet, provenance: bytes, precision: Precision) -> bytes:
         couplet.cost_ms,
         couplet.created_s,
     )
-    return record.pack(_COUPLET, provenance, _LOSSY if lossy else 0, meta, sections)
+    meta += couplet.lineage.encode()
+    return record.pack(_COUPLET, provenance, flags, meta, sections)
 
 
 def decode(
@@ -174,16 +189,18 @@ def decode(
 
 
 def decode_parts(
-    data: bytes | memoryview, provenance: bytes, fields: Collection[str]
+    data: bytes | memoryview,
+    provenance: bytes,
+    fields: Collection[str],
+    rest: Callable[[], bytes | memoryview] | None = None,
 ) -> tuple[Couplet, frozenset[str]]:
-    """As `decode`, and which of ALL_FIELDS the record holds, read or not."""
-    wanted = {_PLAN, _STATES, _LINEAGE}
-    for name in fields:
-        wanted.update(_FIELDS[name])
-    flags, meta, arrays, present = record.unpack(data, _COUPLET, provenance, _META.size, wanted)
+    """As `decode`, and which of ALL_FIELDS the record holds, read or not. rest: gives what was
+    cut off at `head_bytes`, where that is needed."""
+    wanted = _wanted(frozenset(fields))
+    flags, meta, arrays = record.unpack(data, _COUPLET, provenance, wanted, rest)
     try:
-        space, stability, transferability, curvature, radius, cost_ms, created_s = _META.unpack(
-            meta
+        space, stability, transferability, curvature, radius, cost_ms, created_s = (
+            _META.unpack_from(meta)
         )
         couplet = Couplet(
             space,
@@ -199,13 +216,17 @@ def decode_parts(
             radius,
             cost_ms,
             created_s,
-            arrays[_LINEAGE].tobytes().decode(),
+            meta[_META.size :].decode(),
             bool(flags & _LOSSY),
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, struct.error) as error:
         raise CorruptRecord(f"record does not hold a couplet: {error}") from error
-    held = frozenset(name for name, codes in _FIELDS.items() if not present.isdisjoint(codes))
-    return couplet, held
+    return couplet, _held(flags)
+
+
+def head_bytes(data: bytes) -> int:
+    """The length of a couplet's record up to its bulk: all that answers about states need."""
+    return record.split_before(data, _BULK)
 
 
 def is_couplet(data: bytes | memoryview) -> bool:
@@ -220,7 +241,7 @@ def encode_array(array: NDArray[Any], provenance: bytes, compress: bool = False)
 
 def decode_array(data: bytes | memoryview, provenance: bytes) -> NDArray[Any]:
     """The array in `data`; CorruptRecord as for `decode`. Read-only where `data` is bytes."""
-    _, _, arrays, _ = record.unpack(data, _ARRAY, provenance, 0)
+    _, _, arrays = record.unpack(data, _ARRAY, provenance)
     if 0 not in arrays:
         raise CorruptRecord("record does not hold an array")
     return arrays[0]

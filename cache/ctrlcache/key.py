@@ -8,6 +8,8 @@ the frame that followed.
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -27,21 +29,21 @@ __all__ = [
     "digest",
     "frame_id",
     "is_held",
+    "plan_key",
     "slice_id",
     "space_id",
 ]
 
 DIGEST_BYTES = 16
+_ZERO = np.float32(0.0)
+_LENGTH = struct.Struct("<Q").pack
 
 
 def digest(*parts: bytes) -> bytes:
     """BLAKE2b of the parts, 16 bytes. Each part is preceded by its length, so that no two
     sequences of parts run together into the same input."""
-    state = blake2b(digest_size=DIGEST_BYTES)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return state.digest()
+    joined = b"".join([piece for part in parts for piece in (_LENGTH(len(part)), part)])
+    return blake2b(joined, digest_size=DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ def canonical_control(control: ArrayLike) -> NDArray[np.float32]:
 
     InvalidInput for NaN and infinity.
     """
-    array = np.ascontiguousarray(control, dtype="<f4") + np.float32(0.0)
-    if not np.isfinite(array).all():
+    array: NDArray[np.float32] = np.asarray(control, "<f4", "C") + _ZERO
+    flat = array.ravel()
+    # One product tells, in a fraction of the time; it overflows for huge numbers: look closer.
+    if not math.isfinite(flat.dot(flat)) and not np.isfinite(flat).all():
         raise InvalidInput(f"control must be finite, got {array.tolist()}")
     return array
 
@@ -121,8 +125,18 @@ def space_id(context: bytes, horizon: int, seed: int) -> bytes:
 
 def couplet_id(space: bytes, plan: ArrayLike) -> bytes:
     """The couplet for `plan` (H, C) in `space`."""
+    return plan_key(space, plan)[0]
+
+
+def plan_key(space: bytes, plan: ArrayLike) -> tuple[bytes, bool]:
+    """(id of the couplet for `plan` (H, C) in `space`, whether the plan is held)."""
     canonical = canonical_control(plan)
-    return digest(b"couplet", space, b"%d" % canonical.ndim, canonical.tobytes())
+    if canonical.ndim != 2 or not canonical.size:
+        raise InvalidInput(f"plan must have shape (H, C), got {canonical.shape}")
+    content = canonical.tobytes()
+    steps = len(canonical)
+    held = content == content[: len(content) // steps] * steps
+    return digest(b"couplet", space, b"%d" % steps, content), held
 
 
 def is_held(plan: NDArray[np.float32]) -> bool:

@@ -1,9 +1,10 @@
 """The binary layout that all stored payloads share: header, section table, checksummed arrays.
 
-    magic  4   layout version  u16   flags u16   sections u16   0 u16   header bytes u32
-    total bytes u64   provenance digest 16   meta (fixed length per magic)
-    section table, 48 bytes each: field u8, dtype u8, codec u8, dimensions u8, stored bytes u32,
-        raw bytes u32, 0 u32, XXH3-64 of the stored bytes with their padding, shape 6 x u32
+    magic  4   layout version  u16   flags u16   sections u16   meta bytes u16   header bytes u32
+    total bytes u64   provenance digest 16   meta
+    section table, by ascending field, 48 bytes each: field u8, dtype u8, codec u8, dimensions u8,
+        stored bytes u32, raw bytes u32, 0 u32, XXH3-64 of the stored bytes with their padding,
+        shape 6 x u32
     XXH3-64 of all of the above
     sections, each padded with zeros to 8 bytes
 
@@ -14,7 +15,7 @@ wants the states need not pay for the tokens. No pickle, nothing is executed, no
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from ctrlcache.errors import CorruptRecord, InvalidInput
 
-__all__ = ["LAYOUT_VERSION", "Section", "compress", "owner_of", "pack", "unpack"]
+__all__ = ["LAYOUT_VERSION", "Section", "compress", "owner_of", "pack", "split_before", "unpack"]
 
 LAYOUT_VERSION = 1
 ZSTD_LEVEL = 3
@@ -64,11 +65,12 @@ def _padding(length: int) -> int:
 def pack(
     magic: bytes, provenance: bytes, flags: int, meta: bytes, sections: Sequence[Section]
 ) -> bytes:
-    """Lay out a record. InvalidInput for an array whose type or shape the layout cannot hold."""
+    """Lay out a record, sections by ascending field. flags: 16 bits and meta: bytes, the caller's.
+    InvalidInput for an array whose type or shape the layout cannot hold."""
     header_bytes = _HEAD.size + len(meta) + _SECTION.size * len(sections) + _CHECKSUM.size
     table: list[bytes] = []
     bodies: list[bytes] = []
-    for section in sections:
+    for section in sorted(sections, key=lambda section: section.field):
         array = np.asarray(section.array)
         little = array.dtype.newbyteorder("<")
         if little not in _CODES or array.ndim > MAX_DIMENSIONS:
@@ -104,7 +106,7 @@ def pack(
         bodies.append(padded)
     total = header_bytes + _padding(header_bytes) + sum(map(len, bodies))
     head = _HEAD.pack(
-        magic, LAYOUT_VERSION, flags, len(sections), 0, header_bytes, total, provenance
+        magic, LAYOUT_VERSION, flags, len(sections), len(meta), header_bytes, total, provenance
     )
     header = b"".join((head, meta, *table))
     checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
@@ -115,27 +117,30 @@ def unpack(
     data: Buffer,
     magic: bytes,
     provenance: bytes,
-    meta_bytes: int,
-    wanted: Collection[int] | None = None,
-) -> tuple[int, bytes, dict[int, Array], set[int]]:
-    """Read a record: (flags, meta, arrays by field, fields present).
+    wanted: frozenset[int] | None = None,
+    rest: Callable[[], Buffer] | None = None,
+) -> tuple[int, bytes, dict[int, Array]]:
+    """Read a record: (flags, meta, arrays by field).
 
-    Only the `wanted` fields are read and verified (None: all of them). Arrays of a record given as
-    bytes are read-only views into it; those of a memoryview are copies, since what it shows may
-    change once the caller's transaction ends. CorruptRecord, with the reason, for anything amiss.
+    Only the `wanted` fields are read and verified (None: all of them). rest: gives what follows
+    `data`, cut between two sections; it is called where a wanted field lies there. Arrays of bytes
+    are read-only views into them; those of a memoryview are copies, since what it shows may change
+    once the caller's transaction ends. CorruptRecord, with the reason, for anything amiss.
     """
     size = len(data)
     if size < _HEAD.size:
         raise CorruptRecord(f"record of {size} bytes is shorter than a header")
-    found, version, flags, count, _, header_bytes, total, owner = _HEAD.unpack_from(data)
+    found, version, flags, count, meta_bytes, header_bytes, total, owner = _HEAD.unpack_from(data)
     if found != magic:
         raise CorruptRecord(f"magic is {bytes(found)!r}, expected {magic!r}")
     if version != LAYOUT_VERSION:
         raise CorruptRecord(f"layout version is {version}, expected {LAYOUT_VERSION}")
     table_start = _HEAD.size + meta_bytes
     table_end = table_start + count * _SECTION.size
-    if header_bytes != table_end + _CHECKSUM.size or header_bytes > size or total != size:
-        raise CorruptRecord(f"lengths do not add up: {size} bytes, {total} by the header")
+    if header_bytes != table_end + _CHECKSUM.size or header_bytes > size:
+        raise CorruptRecord(f"a header of {header_bytes} bytes, {count} sections: does not add up")
+    if size > total or (rest is None and size != total):
+        raise CorruptRecord(f"record has {size} bytes, {total} by its header")
     view = memoryview(data)
     (checksum,) = _CHECKSUM.unpack_from(data, table_end)
     if checksum != xxhash.xxh3_64_intdigest(view[:table_end]):
@@ -143,28 +148,52 @@ def unpack(
     if owner != provenance:
         raise CorruptRecord("record belongs to another provenance")
 
-    position = header_bytes + _padding(header_bytes)
-    if any(view[header_bytes:position]):
+    meta = bytes(view[_HEAD.size : table_start])
+    position = header_bytes + -header_bytes % 8
+    if position > header_bytes and any(view[header_bytes:position]):
         raise CorruptRecord("padding is not zero")
+    last = 255 if wanted is None else max(wanted, default=-1)
     owned = isinstance(data, bytes)
     arrays: dict[int, Array] = {}
-    present: set[int] = set()
+    start = 0  # of the part in view
     for entry in _SECTION.iter_unpack(view[table_start:table_end]):
-        field, dtype, codec, ndim, stored, raw, _, expected = entry[:8]
-        end = position + stored + _padding(stored)
-        if end > size:
+        field, stored = entry[0], entry[4]
+        if field > last:
+            return flags, meta, arrays
+        begin, position = position, position + stored + -stored % 8
+        if wanted is not None and field not in wanted:
+            continue
+        if begin >= size and not start:
+            start, view = size, memoryview(rest() if rest else b"")
+            owned = isinstance(view.obj, bytes)
+            if start + len(view) != total:
+                raise CorruptRecord(f"record has {start + len(view)} bytes, {total} by its header")
+        body = view[begin - start : position - start]
+        if len(body) < position - begin:
             raise CorruptRecord(f"section {field} ends beyond the record")
-        present.add(field)
-        if wanted is None or field in wanted:
-            body = view[position:end]
-            if xxhash.xxh3_64_intdigest(body) != expected:
-                raise CorruptRecord(f"checksum of section {field} does not match")
-            shape = entry[8 : 8 + ndim]
-            arrays[field] = _array(body[:stored], dtype, codec, shape, raw, owned)
-        position = end
-    if position != size:
-        raise CorruptRecord(f"{size - position} bytes follow the last section")
-    return flags, bytes(view[_HEAD.size : table_start]), arrays, present
+        if xxhash.xxh3_64_intdigest(body) != entry[7]:
+            raise CorruptRecord(f"checksum of section {field} does not match")
+        arrays[field] = _array(body[:stored], entry, owned)
+    if position != total:
+        raise CorruptRecord(f"sections end at {position} of {total} bytes")
+    return flags, meta, arrays
+
+
+def split_before(data: bytes, fields: Collection[int]) -> int:
+    """Where the first section of `fields` begins: the length of what comes before; 0 where there
+    is none, or where others follow them."""
+    _, _, _, count, _, header_bytes, _, _ = _HEAD.unpack_from(data)
+    position = header_bytes + _padding(header_bytes)
+    table_end = header_bytes - _CHECKSUM.size
+    split = 0
+    table = memoryview(data)[table_end - count * _SECTION.size : table_end]
+    for entry in _SECTION.iter_unpack(table):
+        if entry[0] in fields:
+            split = split or position
+        elif split:
+            return 0
+        position += entry[4] + _padding(entry[4])
+    return split
 
 
 def owner_of(data: Buffer) -> bytes:
@@ -175,9 +204,9 @@ def owner_of(data: Buffer) -> bytes:
     return owner
 
 
-def _array(
-    body: memoryview, dtype: int, codec: int, shape: tuple[int, ...], raw: int, owned: bool
-) -> Array:
+def _array(body: memoryview, entry: tuple[int, ...], owned: bool) -> Array:
+    _, dtype, codec, ndim, _, raw = entry[:6]
+    shape = entry[8 : 8 + ndim]
     if dtype >= len(_NUMPY) or codec > ZSTD:
         raise CorruptRecord(f"unknown dtype {dtype} or codec {codec}")
     content: Buffer = body
@@ -188,10 +217,13 @@ def _array(
             content = zstandard.ZstdDecompressor().decompress(body, max_output_size=raw)
         except zstandard.ZstdError as error:
             raise CorruptRecord(f"cannot decompress: {error}") from error
-    if len(content) != raw:
-        raise CorruptRecord(f"section holds {len(content)} bytes, expected {raw}")
     try:
-        array = np.frombuffer(content, dtype=_NUMPY[dtype]).reshape(shape)
-    except ValueError as error:
+        array: Array = np.ndarray(shape, _NUMPY[dtype], content)
+    except (TypeError, ValueError) as error:
         raise CorruptRecord(f"section does not fill its shape {shape}: {error}") from error
-    return array if owned or codec == ZSTD else array.copy()
+    if array.nbytes != len(content):
+        raise CorruptRecord(f"section holds {len(content)} bytes, its shape {shape} others")
+    if not owned and codec == PLAIN:
+        return array.copy()
+    array.flags.writeable = False
+    return array

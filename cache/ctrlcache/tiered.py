@@ -23,18 +23,17 @@ from ctrlcache.couplet import (
     Couplet,
     decode_array,
     decode_parts,
-    encode,
     encode_array,
 )
 from ctrlcache.errors import CorruptRecord, InvalidInput, TierUnavailable
-from ctrlcache.key import couplet_id, is_held
+from ctrlcache.key import plan_key
 from ctrlcache.metrics import Admitted, Lookup, Sink, ignore
 from ctrlcache.scores import Scores
 from ctrlcache.shared import SharedMemory, Transaction
 from ctrlcache.tiers.base import Candidate, Entry, Record, Tier, TierStats
-from ctrlcache.tiers.hot import HotTier
+from ctrlcache.tiers.hot import HotTier, Rest
 from ctrlcache.transfer import Migration
-from ctrlcache.upkeep import Checkpoint, LowerTier, Upkeep, entry_of
+from ctrlcache.upkeep import Checkpoint, LowerTier, Upkeep, hot_record
 
 __all__ = ["TEMPLATE", "CoupletCache", "Hit", "Query"]
 
@@ -115,17 +114,14 @@ class CoupletCache:
 
     def lookup(self, query: Query) -> Hit | None:
         """The best answer at hand, or None. InvalidInput for a plan that no couplet could have."""
-        plan = query.plan
-        if plan.ndim != 2 or 0 in plan.shape:
-            raise InvalidInput(f"plan must have shape (H, C), got {plan.shape}")
-        id = couplet_id(query.space, plan)
-        near = query.max_error > 0 and is_held(plan)
+        id, held = plan_key(query.space, query.plan)
+        near = held and query.max_error > 0
         hit = self._look_in(self._hot, id, query, near)
         if hit is None and self._warm is not None:
             hit = self._look_in(self._warm, id, query, near)
             if hit is not None:
                 self.upkeep.promote(hit.couplet.id)
-                self.upkeep.prefetch(query.space, plan[0])
+                self.upkeep.prefetch(query.space, query.plan[0])
         return hit
 
     def _look_in(self, tier: Tier, id: bytes, query: Query, near: bool) -> Hit | None:
@@ -133,10 +129,11 @@ class CoupletCache:
         hit = self._exact(tier, id, query.want_frames)
         if hit is None and near:
             hit = self._near(tier, query)
+            id = id if hit is None else hit.couplet.id
         result = "miss" if hit is None else "exact" if hit.exact else "near"
         self._on_event(Lookup(tier.name, result, time.perf_counter() - began))
         if hit is not None:
-            tier.touch((hit.couplet.id,))
+            tier.touch((id,))
         return hit
 
     def _exact(self, tier: Tier, id: bytes, want_frames: bool) -> Hit | None:
@@ -196,12 +193,14 @@ class CoupletCache:
         """A couplet with those fields; with its frames, or else its tokens, where frames are
         wanted. None where it is absent or damaged."""
 
-        def take(payload: bytes | memoryview) -> tuple[Couplet, frozenset[str]]:
+        def take(
+            payload: bytes | memoryview, rest: Rest | None = None
+        ) -> tuple[Couplet, frozenset[str]]:
             if not want_frames:
-                return decode_parts(payload, self._provenance, fields)
-            couplet, has = decode_parts(payload, self._provenance, fields | {"frames"})
+                return decode_parts(payload, self._provenance, fields, rest)
+            couplet, has = decode_parts(payload, self._provenance, fields | {"frames"}, rest)
             if couplet.frames is None and "tokens" in has:
-                return decode_parts(payload, self._provenance, fields | {"tokens"})
+                return decode_parts(payload, self._provenance, fields | {"tokens"}, rest)
             return couplet, has
 
         try:
@@ -246,8 +245,7 @@ class CoupletCache:
                 radius=admission.radius,
             )
         couplet = self._completed(couplet, scored=scores is not None)
-        kept = Record(entry_of(couplet), encode(couplet, self._provenance, "raw"))
-        self._keep(kept, flush=admission.admit)
+        self._keep(hot_record(couplet, self._provenance), flush=admission.admit)
         self._on_event(Admitted(admission.reason))
         return admission
 

@@ -18,13 +18,21 @@ from numpy.typing import NDArray
 
 from ctrlcache import record
 from ctrlcache.config import FlushConfig, PrefetchConfig
-from ctrlcache.couplet import Couplet, decode, decode_array, encode, encode_array, is_couplet
+from ctrlcache.couplet import (
+    Couplet,
+    decode,
+    decode_array,
+    encode,
+    encode_array,
+    head_bytes,
+    is_couplet,
+)
 from ctrlcache.errors import CorruptRecord, TierUnavailable
 from ctrlcache.metrics import Corrupt, Sink, TierSize, ignore
 from ctrlcache.tiers.base import Entry, Record, Tier
 from ctrlcache.tiers.hot import HotTier
 
-__all__ = ["FLUSH_OWNER", "LowerTier", "Upkeep", "entry_of"]
+__all__ = ["FLUSH_OWNER", "LowerTier", "Upkeep", "entry_of", "hot_record"]
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +74,12 @@ def entry_of(couplet: Couplet) -> Entry:
         couplet.cost_ms,
         couplet.created_s,
     )
+
+
+def hot_record(couplet: Couplet, provenance: bytes, entry: Entry | None = None) -> Record:
+    """A couplet as the hot tier keeps it."""
+    payload = encode(couplet, provenance, "raw")
+    return Record(entry or entry_of(couplet), payload, head_bytes(payload))
 
 
 def _go_on() -> None:
@@ -202,10 +216,10 @@ class Upkeep:
                 if not ids:
                     break
                 done = self._flush_some(warm, ids, checkpoint)
-                self._hot.unpin_unchanged(FLUSH_OWNER, done)
-                written += len(done)
-                if len(done) < len(ids):
-                    break  # the rest is tried again another time
+                freed = self._hot.unpin_unchanged(FLUSH_OWNER, done)
+                written += freed
+                if freed < len(ids):
+                    break  # the rest, not written or changed meanwhile, has its turn another time
         self.trouble = None
         return written
 
@@ -277,7 +291,7 @@ class Upkeep:
             if entry is None or payload is None:
                 continue
             try:
-                fetched = Record(entry, _raw(bytes(payload)))
+                fetched = _raw(entry, bytes(payload))
             except CorruptRecord as error:
                 self.damaged(self._warm, id, error)
                 continue
@@ -315,9 +329,9 @@ def _stored(payload: bytes) -> bytes:
     return encode_array(decode_array(payload, owner), owner, compress=True)
 
 
-def _raw(payload: bytes) -> bytes:
-    """A warm payload as the hot tier keeps it."""
+def _raw(entry: Entry, payload: bytes) -> Record:
+    """A warm record as the hot tier keeps it."""
     owner = record.owner_of(payload)
     if is_couplet(payload):
-        return encode(decode(payload, owner), owner, "raw")
-    return encode_array(decode_array(payload, owner), owner)
+        return hot_record(decode(payload, owner), owner, entry)
+    return Record(entry, encode_array(decode_array(payload, owner), owner))

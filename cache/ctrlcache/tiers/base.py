@@ -21,10 +21,10 @@ class Entry:
     """What is known of a record without reading its payload.
 
     space: 16 bytes; only records of one space ever answer for one another (provenance, context,
-    horizon and conditioning are hashed into it). id: 16 bytes, unique. control (C,) float32, or None
-    for records that are found by id alone (context slices). radius: the largest control distance at
-    which the record may be a neighbour's answer, 0 for exact use only. curvature: second-order
-    residual per squared control distance. cost_ms: what recomputing costs.
+    horizon and conditioning are hashed into it). id: 16 bytes, unique. control (C,) float32, or
+    None for records that are found by id alone (context slices). radius: the largest control
+    distance at which the record may be a neighbour's answer, 0 for exact use only. curvature:
+    second-order residual per squared control distance. cost_ms: what recomputing costs.
     """
 
     id: bytes
@@ -38,8 +38,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Record:
+    """split: payload[:split] is all that most readers need; a tier may keep the parts apart."""
+
     entry: Entry
     payload: bytes = field(repr=False)
+    split: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Tier(Protocol):
     def neighbours(
         self, space: bytes, control: NDArray[np.float32], limit: int = 16
     ) -> list[Candidate]:
-        """Every record of `space` whose radius reaches `control`, nearest first, at most `limit`."""
+        """Records of `space` whose radius reaches `control`: the nearest `limit`, in that order."""
         ...
 
     def put(self, records: Iterable[Record]) -> int:

@@ -1,8 +1,9 @@
 """The hot tier: raw payloads in shared memory, common to all processes of the server.
 
 An exact look-up is one short LMDB read transaction, a few microseconds. A record is a row in
-`payloads`, one in `entries`, one in the ledger and one in the control hash index, all changed in
-one transaction: what is visible is whole, in every process, whenever another one dies.
+`payloads` (and one in `tails`, where it is split), one in `entries`, one in the ledger and one in
+the control hash index, all changed in one transaction: what is visible is whole, in every process,
+whenever another one dies.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from ctrlcache.tiers.ledger import Ledger, occupied_bytes
 __all__ = ["DATABASES", "HotTier", "batches_of"]
 
 T = TypeVar("T")
+#: Gives the second part of a payload.
+Rest = Callable[[], memoryview | bytes]
 
-DATABASES = 2 + index.DATABASES + ledger.DATABASES
-FORMAT = b"ctrlcache-hot-1"
+DATABASES = 3 + index.DATABASES + ledger.DATABASES
+FORMAT = b"ctrlcache-hot-2"
 _BATCH_BYTES = 8 << 20  # of a put, per transaction
 _SCAN_BATCH = 256
 _HEAD_BYTES = 1024
@@ -68,6 +71,7 @@ class HotTier:
         self._env = env
         self._transact = transact
         self._payloads = env.open_db(b"payloads")
+        self._tails = env.open_db(b"tails")
         self._entries = env.open_db(b"entries")
         self._index = ControlHashIndex(env, "hot")
         self.ledger = Ledger(env, limit_bytes, policy(eviction), now, self._take_out)
@@ -88,14 +92,20 @@ class HotTier:
 
     def get(self, id: bytes) -> bytes | None:
         """The payload (a copy), or None."""
-        return self.read(id, bytes)
+        return self.read(id, lambda head, rest: b"".join((head, rest())))
 
-    def read(self, id: bytes, take: Callable[[memoryview], T]) -> T | None:
-        """What `take` makes of the payload, which it sees in place: it must copy what it keeps."""
+    def read(self, id: bytes, take: Callable[[memoryview, Rest], T]) -> T | None:
+        """What `take` makes of the payload, which it sees in place: it must copy what it keeps.
+
+        It gets the first part, and a function that gives the rest where the record was split.
+        (A value is paged in as a whole before it is seen: hence two of them.)
+        """
         try:
             with self._env.begin(buffers=True) as txn:
                 found = txn.get(id, db=self._payloads)
-                return None if found is None else take(found)
+                if found is None:
+                    return None
+                return take(found, lambda: txn.get(id, b"", db=self._tails))
         except lmdb.Error:
             return None
 
@@ -175,7 +185,7 @@ class HotTier:
         self.flush_touches()
         try:
             for record in records:
-                if occupied_bytes(len(record.payload)) > limit:
+                if _occupied(record) > limit:
                     refused = True
                     continue
                 fitting.append(record)
@@ -206,8 +216,9 @@ class HotTier:
         def work(txn: lmdb.Transaction) -> int:
             same = []
             for id, payload in payloads.items():
-                found = txn.get(id, db=self._payloads) or b""
-                if found[:_HEAD_BYTES] == payload[:_HEAD_BYTES]:
+                found = txn.get(id, b"", db=self._payloads)
+                shared = min(len(found), _HEAD_BYTES)  # a split leaves the header in one piece
+                if found[:shared] == payload[:shared] and bool(found) == bool(payload):
                     same.append(id)
             return self.ledger.unpin(txn, owner, same)
 
@@ -270,7 +281,7 @@ class HotTier:
 
     def get_in(self, txn: lmdb.Transaction, id: bytes) -> bytes | None:
         found = txn.get(id, db=self._payloads)
-        return None if found is None else bytes(found)
+        return None if found is None else b"".join((found, txn.get(id, b"", db=self._tails)))
 
     def put_in(self, txn: lmdb.Transaction, record: Record) -> None:
         """Store one record, evicting others as needed; TierUnavailable where there is no room."""
@@ -280,11 +291,16 @@ class HotTier:
                 f"id and space must be {DIGEST_BYTES} bytes, "
                 f"got {len(entry.id)} and {len(entry.space)}"
             )
-        size = occupied_bytes(len(record.payload))
+        size = _occupied(record)
         self._take_out(txn, entry.id)
         before = self.ledger.removed(txn, entry.id)
         self.ledger.make_room(txn, size)
-        txn.put(entry.id, record.payload, db=self._payloads)
+        if 0 < record.split < len(record.payload):
+            whole = memoryview(record.payload)
+            txn.put(entry.id, whole[: record.split], db=self._payloads)
+            txn.put(entry.id, whole[record.split :], db=self._tails)
+        else:
+            txn.put(entry.id, record.payload, db=self._payloads)
         txn.put(entry.id, _entry_bytes(entry), db=self._entries)
         self._index.add(txn, [entry])
         self.ledger.stored(txn, entry.id, size, entry.cost_ms, entry.created_s, before)
@@ -300,6 +316,7 @@ class HotTier:
             self._index.remove(txn, _entry(id, found))
             txn.delete(id, db=self._entries)
             txn.delete(id, db=self._payloads)
+            txn.delete(id, db=self._tails)
 
 
 def batches_of(
@@ -323,6 +340,13 @@ def batches_of(
             return
         yield from rows
         last = rows[-1][0]
+
+
+def _occupied(record: Record) -> int:
+    length = len(record.payload)
+    if 0 < record.split < length:
+        return occupied_bytes(record.split) + occupied_bytes(length - record.split)
+    return occupied_bytes(length)
 
 
 def _entry_bytes(entry: Entry) -> bytes:
