@@ -1,6 +1,6 @@
 """Two sessions at once against one, by NVIDIA's own load generator with sequences.
 
-    python benchmarks/perf_analyzer.py [--server HOST:PORT] [--rounds 5] [--seconds 5]
+    python benchmarks/perf_analyzer.py [--server HOST:PORT] [--rounds 5] [--requests 60]
 
 Starts a server of its own unless one is named. Runs concurrency 1 and 2 in turn, so that both see
 the same weather, and reports the ratio of throughputs round by round: median, least, most. Every
@@ -95,7 +95,7 @@ def tensor(array: Any) -> dict[str, Any]:
 
 
 def measure(
-    program: Path, server: str, concurrency: int, seconds: float, steps: int, directory: Path
+    program: Path, server: str, concurrency: int, requests: int, steps: int, directory: Path
 ) -> dict[str, float]:
     """One run; requests per second and latency in milliseconds."""
     sequences, report = directory / "sequences.json", directory / "report.csv"
@@ -104,8 +104,8 @@ def measure(
         str(program), "-m", "world_model", "-u", server, "-i", "grpc", "--sync",
         f"--concurrency-range={concurrency}", f"--sequence-length={steps}",
         "--sequence-length-variation=0", f"--input-data={sequences}",
-        "--request-parameter=cache:off:string", f"--measurement-interval={int(seconds * 1000)}",
-        "--stability-percentage=999", "--max-trials=1", "--percentile=50", "-f", str(report),
+        "--request-parameter=cache:off:string",
+        f"--request-count={requests}", "--percentile=50", "-f", str(report),
     ]  # fmt: skip
     libraries = directory / "libraries"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", help="gRPC address of a running server")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--requests", type=int, default=60, help="of each session, in a round")
     parser.add_argument("--steps", type=int, default=20, help="requests of one sequence")
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], help="key=value for the models")
@@ -152,7 +152,10 @@ def main() -> None:
         write_sequences(directory / "sequences.json", options.steps)
         program = find_program()
         rounds = [
-            [measure(program, server, n, options.seconds, options.steps, directory) for n in (1, 2)]
+            [
+                measure(program, server, n, n * options.requests, options.steps, directory)
+                for n in (1, 2)
+            ]
             for _ in range(options.rounds)
         ]
     report(rounds, options.out, options.instances)

@@ -29,11 +29,11 @@ def assert_no_trace(runtime: Runtime) -> None:
     assert runtime.config.run_dir is not None or not runtime.run_dir.exists()
 
 
-def start(**settings: Any) -> Runtime:
+def start(log: Callable[[str], None] | None = None, **settings: Any) -> Runtime:
     """A started Runtime on free ports; the caller stops it."""
     settings.setdefault("model_repository", PROJECT / "model_repository")
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    runtime = Runtime(RuntimeConfig(**{**ports, **settings}))
+    runtime = Runtime(RuntimeConfig(**{**ports, **settings}), log)
     runtime.start()
     return runtime
 

@@ -65,13 +65,14 @@ class StopWatch:
 
 
 def request_stop(run_dir: Path, wait_s: float) -> bool:
-    """Ask every instance to finish; whether all did so in time. Dead ones are passed over."""
+    """Ask every live instance to finish; whether all of them did so in time."""
     (run_dir / _NOTICE).touch()
     deadline = time.monotonic() + wait_s
     while True:
         pids = [int(path.name) for path in (run_dir / _INSTANCES).glob("[0-9]*")]
-        if not any(Process(pid).state not in "XZT" for pid in pids):
-            return not pids
+        states = [Process(pid).state for pid in pids]
+        if all(state in "XZT" for state in states):
+            return "T" not in states  # a stopped one has not finished, nor will it
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)

@@ -138,6 +138,18 @@ def test_reload_brings_a_killed_stub_back(start_echo, connect):
     assert echo.double(4, model="pair") == 10
 
 
+def test_killed_instance_is_not_waited_for(start_echo):
+    """What a killed stub left behind delays no stop, and is not reported as unfinished."""
+    said: list[str] = []
+    runtime = start_echo(log=said.append, flush_timeout_s=60.0)
+    os.kill(runtime.stubs("echo")[0].pid, signal.SIGKILL)
+    runtime.reload_model("echo")
+    began = time.monotonic()
+    runtime.stop()
+    assert time.monotonic() - began < 10
+    assert said == []
+
+
 def test_restart_keeps_ports_and_the_object_store(start_echo, connect):
     """Clients find a restarted server, and the run's store, where they were."""
     runtime = start_echo(cold="embedded")

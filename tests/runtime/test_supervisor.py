@@ -103,18 +103,18 @@ def test_hung_request_is_ended(start_echo, connect, supervise):
 def test_busy_model_is_left_alone(start_echo, connect, supervise):
     """A queue longer than the canary's deadline is no fault while requests are being finished."""
     runtime = start_echo()
-    _, events = supervise(runtime, SupervisorConfig(0.1, 0.1, deadline_s=0.3, late_limit=2))
+    _, events = supervise(runtime, SupervisorConfig(0.1, 0.1, deadline_s=1.2, late_limit=3))
     stop = threading.Event()
 
     def load(sequence: int) -> None:
         echo = connect(runtime)
         while not stop.is_set():
-            echo.double(sequence_id=sequence, parameters={"sleep_s": "0.2"})
+            echo.double(sequence_id=sequence, parameters={"sleep_s": "0.5"})
 
     threads = [threading.Thread(target=load, args=(number,)) for number in (11, 12, 13)]
     for thread in threads:
         thread.start()
-    time.sleep(5)
+    time.sleep(8)
     stop.set()
     for thread in threads:
         thread.join()
