@@ -243,9 +243,9 @@ def encode_session(session: Session, provenance: bytes) -> bytes:
 
 def decode_session(data: bytes, provenance: bytes) -> Session:
     """CorruptRecord for damage, another version, or a session of other weights."""
-    _, meta, arrays, _ = record.unpack(data, _MAGIC, provenance, _META.size)
-    version, incarnation, created_s, touched_s, first, present, ended = _META.unpack(meta)
+    _, meta, arrays = record.unpack(data, _MAGIC, provenance)
     try:
+        version, incarnation, created_s, touched_s, first, present, ended = _META.unpack(meta)
         text = json.loads(arrays[_TEXT].tobytes())
         return Session(
             tenant=text["tenant"],
@@ -268,5 +268,5 @@ def decode_session(data: bytes, provenance: bytes) -> Session:
             online=text["online"],
             taken_from=bytes.fromhex(text["taken_from"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, struct.error) as error:
         raise CorruptRecord(f"record does not hold a session: {error}") from error
