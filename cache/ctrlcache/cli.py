@@ -23,6 +23,7 @@ COMMANDS = (
         "ctrlcache.commands.calibrate:app",
     ),
     Command("warmup", "Fill the cache with typical interactions."),
+    Command("benchmark", "Measure a running server with and without its cache."),
     Command(
         "stats",
         "Show what is cached: scores, radii, hits, occupancy.",

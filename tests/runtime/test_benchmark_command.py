@@ -1,0 +1,55 @@
+"""`ctrlcache benchmark` against the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from worldserve.commands.benchmark import Round
+
+
+@pytest.mark.server
+def test_benchmark_measures_a_running_server(server, tmp_path):
+    """It prints ratios, and its file holds one latency per interaction and session."""
+    out = tmp_path / "benchmark.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ctrlcache.cli", "benchmark", f"--url={server.endpoints.grpc}"),
+            *("--rounds=1", "--most=1", "--pause-s=0", f"--out={out}"),
+        ],
+        env={**os.environ, "COLUMNS": "120", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "times faster, p50" in done.stdout
+    (played,) = json.loads(out.read_text())["rounds"]
+    assert len(played["cached_ms"]) == len(played["plain_ms"]) == len(played["tiers"]) > 20
+    # The script repeats questions: at least these must be hits, and its first one cannot be.
+    assert played["tiers"][0] == "none"
+    assert "hot" in played["tiers"]
+
+
+def test_benchmark_names_a_server_that_is_not_there():
+    """No traceback for a wrong address."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ctrlcache.cli", "benchmark", "--url=127.0.0.1:9"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_round_compares_like_with_like():
+    """Ratios are of percentiles, hit rates of all answers."""
+    played = Round([1.0, 1.0, 4.0], [10.0, 10.0, 10.0], ["hot", "warm", "none"], 1)
+    assert played.ratio(50) == 10
+    assert played.hit_rate == pytest.approx(2 / 3)
