@@ -183,18 +183,20 @@ class ControlHashIndex:
         distances = np.sqrt(np.einsum("ij,ij->i", away, away))
         within = np.flatnonzero(distances <= rows["radius"])
         if len(within) > limit:
-            nearest = np.argpartition(distances[within], limit)[:limit]
-            within = within[nearest]
+            within = within[np.argpartition(distances[within], limit)[:limit]]
         within = within[np.argsort(distances[within], kind="stable")]
+        found_rows = rows[within]
+        ids = found_rows["id"].tobytes()
         return [
-            Candidate(
-                row["id"].tobytes(),
-                row["control"].copy(),
-                float(row["radius"]),
-                float(row["curvature"]),
-                float(distances[index]),
+            Candidate(ids[at : at + DIGEST_BYTES], near, radius, curvature, distance)
+            for at, near, radius, curvature, distance in zip(
+                range(0, len(ids), DIGEST_BYTES),
+                found_rows["control"],
+                found_rows["radius"].tolist(),
+                found_rows["curvature"].tolist(),
+                distances[within].tolist(),
+                strict=True,
             )
-            for index, row in zip(within, rows[within], strict=True)
         ]
 
     def members(self, txn: lmdb.Transaction, space: bytes) -> Iterator[bytes]:

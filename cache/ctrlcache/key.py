@@ -36,6 +36,8 @@ __all__ = [
 
 DIGEST_BYTES = 16
 _ZERO = np.float32(0.0)
+_COUPLET = b"couplet"
+_LENGTHS = struct.Struct("<QQ").pack
 _LENGTH = struct.Struct("<Q").pack
 
 
@@ -130,13 +132,15 @@ def couplet_id(space: bytes, plan: ArrayLike) -> bytes:
 
 def plan_key(space: bytes, plan: ArrayLike) -> tuple[bytes, bool]:
     """(id of the couplet for `plan` (H, C) in `space`, whether the plan is held)."""
+    # Here, where every look-up begins, without `digest`: the parts before the last have one length.
     canonical = canonical_control(plan)
     if canonical.ndim != 2 or not canonical.size:
         raise InvalidInput(f"plan must have shape (H, C), got {canonical.shape}")
     content = canonical.tobytes()
     steps = len(canonical)
     held = content == content[: len(content) // steps] * steps
-    return digest(b"couplet", space, b"%d" % steps, content), held
+    joined = _COUPLET + space + _LENGTHS(steps, len(content)) + content
+    return blake2b(joined, digest_size=DIGEST_BYTES).digest(), held
 
 
 def is_held(plan: NDArray[np.float32]) -> bool:

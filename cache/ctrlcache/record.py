@@ -1,7 +1,7 @@
 """The binary layout that all stored payloads share: header, section table, checksummed arrays.
 
     magic  4   layout version  u16   flags u16   sections u16   meta bytes u16   header bytes u32
-    total bytes u64   provenance digest 16   meta
+    total bytes u64   provenance digest 16   meta, padded so that the header fills 8s
     section table, by ascending field, 48 bytes each: field u8, dtype u8, codec u8, dimensions u8,
         stored bytes u32, raw bytes u32, 0 u32, XXH3-64 of the stored bytes with their padding,
         shape 6 x u32
@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,6 +69,7 @@ def pack(
     """Lay out a record, sections by ascending field. flags: 16 bits and meta: bytes, the caller's.
     InvalidInput for an array whose type or shape the layout cannot hold."""
     header_bytes = _HEAD.size + len(meta) + _SECTION.size * len(sections) + _CHECKSUM.size
+    gap = bytes(_padding(header_bytes))
     table: list[bytes] = []
     bodies: list[bytes] = []
     for section in sorted(sections, key=lambda section: section.field):
@@ -104,13 +106,19 @@ def pack(
             )
         )
         bodies.append(padded)
-    total = header_bytes + _padding(header_bytes) + sum(map(len, bodies))
+    header_bytes += len(gap)
+    total = header_bytes + sum(map(len, bodies))
     head = _HEAD.pack(
         magic, LAYOUT_VERSION, flags, len(sections), len(meta), header_bytes, total, provenance
     )
-    header = b"".join((head, meta, *table))
+    header = b"".join((head, meta, gap, *table))
     checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
-    return b"".join((header, checksum, bytes(_padding(header_bytes)), *bodies))
+    return b"".join((header, checksum, *bodies))
+
+
+@lru_cache
+def _last(fields: frozenset[int]) -> int:
+    return max(fields, default=-1)
 
 
 def unpack(
@@ -135,9 +143,9 @@ def unpack(
         raise CorruptRecord(f"magic is {bytes(found)!r}, expected {magic!r}")
     if version != LAYOUT_VERSION:
         raise CorruptRecord(f"layout version is {version}, expected {LAYOUT_VERSION}")
-    table_start = _HEAD.size + meta_bytes
-    table_end = table_start + count * _SECTION.size
-    if header_bytes != table_end + _CHECKSUM.size or header_bytes > size:
+    table_end = header_bytes - _CHECKSUM.size
+    table_start = table_end - count * _SECTION.size
+    if not 0 <= table_start - _HEAD.size - meta_bytes < 8 or header_bytes > size:
         raise CorruptRecord(f"a header of {header_bytes} bytes, {count} sections: does not add up")
     if size > total or (rest is None and size != total):
         raise CorruptRecord(f"record has {size} bytes, {total} by its header")
@@ -148,11 +156,9 @@ def unpack(
     if owner != provenance:
         raise CorruptRecord("record belongs to another provenance")
 
-    meta = bytes(view[_HEAD.size : table_start])
-    position = header_bytes + -header_bytes % 8
-    if position > header_bytes and any(view[header_bytes:position]):
-        raise CorruptRecord("padding is not zero")
-    last = 255 if wanted is None else max(wanted, default=-1)
+    meta = bytes(view[_HEAD.size : _HEAD.size + meta_bytes])
+    position = header_bytes
+    last = 255 if wanted is None else _last(wanted)
     owned = isinstance(data, bytes)
     arrays: dict[int, Array] = {}
     start = 0  # of the part in view
@@ -183,7 +189,7 @@ def split_before(data: bytes, fields: Collection[int]) -> int:
     """Where the first section of `fields` begins: the length of what comes before; 0 where there
     is none, or where others follow them."""
     _, _, _, count, _, header_bytes, _, _ = _HEAD.unpack_from(data)
-    position = header_bytes + _padding(header_bytes)
+    position = header_bytes
     table_end = header_bytes - _CHECKSUM.size
     split = 0
     table = memoryview(data)[table_end - count * _SECTION.size : table_end]
