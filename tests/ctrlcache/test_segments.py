@@ -154,6 +154,26 @@ def test_a_footer_tells_the_truth_or_nothing(
     assert footer is None or (footer.headers is None and footer.damaged)
 
 
+@quick
+@given(items=st.lists(pendings, min_size=1, max_size=6), data=st.data())
+def test_an_unfinished_seal_is_no_damage(
+    directory: Path, items: list[Pending], data: st.DataObject
+) -> None:
+    """A file cut within its footer or trailer gives all records, and nothing else that counts."""
+    path = segments.segment_path(directory, 1)
+    path.unlink(missing_ok=True)
+    payload = bytes(segments.header_bytes(9) * 16 * (len(items) + 1))
+    large = data.draw(st.booleans())  # without it the segment does without a footer
+    written = write(
+        directory, [*items, Pending(items[0].entry, payload)][: None if large else -1], seal=True
+    )
+    size = data.draw(st.integers(written[-1].end, path.stat().st_size - 1))
+    os.truncate(path, size)
+    found = scan(path)
+    assert [item for item in found if isinstance(item, Header)] == written
+    assert all(item.cut for item in found if isinstance(item, Damage))
+
+
 def test_small_records_do_without_a_footer(directory: Path) -> None:
     """Where headers are much of the segment, repeating them would cost more than a scan."""
     item = Pending(Entry(bytes(16), bytes(16), None, 0, 0, 0, 0), b"x")

@@ -2,6 +2,7 @@
 
     python warm_process.py write DIRECTORY INDEX SEED LIMIT SEGMENT    until it is killed
     python warm_process.py read  DIRECTORY INDEX SEED LIMIT SEGMENT    ids on stdin, verdicts out
+    python warm_process.py fork        a line "write DIRECTORY ..." on stdin for each child to fork
 
 Payloads follow from their ids, so that any process can tell a right one from a wrong one. A line is
 written to stdout after the call it tells of has returned.
@@ -77,15 +78,27 @@ def read(tier: WarmTier) -> None:
         say("absent" if found is None else "right" if found == payload(id) else "wrong")
 
 
+def fork() -> None:
+    """Start processes without importing everything again: "pid N", what it says, "ended"."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            sys.argv[1:] = line.split()
+            main()
+            os._exit(0)
+        say("pid", str(pid))
+        os.waitpid(pid, 0)
+        say("ended")
+
+
 def main() -> None:
+    if sys.argv[1] == "fork":
+        return fork()
     mode, directory, index, seed, limit, segment = sys.argv[1:]
     role = {"read_only": True, "follow_s": 0.02} if mode == "read" else {}
     tier = open_tier(Path(directory), Path(index), int(limit), int(segment), **role)
     say("open", "writer" if tier.writable else "reader", tier.trouble or "")
-    if mode == "write":
-        write(tier, int(seed))
-    else:
-        read(tier)
+    return write(tier, int(seed)) if mode == "write" else read(tier)
 
 
 if __name__ == "__main__":

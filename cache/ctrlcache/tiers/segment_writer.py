@@ -19,6 +19,7 @@ __all__ = ["Pending", "SegmentWriter"]
 #: A footer larger than this share of its segment is left out: small records are scanned as fast.
 _FOOTER_SHARE = 1 / 16
 _BLOCK = 4096
+_TURN_S = 0.0005
 _IOV = 512  # buffers per system call, below every system's IOV_MAX
 
 
@@ -112,6 +113,7 @@ class SegmentWriter:
         offset = self._end
         buffers: list[bytes] = []
         headers: list[Header] = []
+        since = time.perf_counter()
         for item in group:
             self._sequence = max(self._sequence + 1, time.time_ns())
             raw = segments.pack_header(
@@ -128,7 +130,9 @@ class SegmentWriter:
             buffers += (raw, item.payload) if item.payload else (raw,)
             headers.append(header)
             offset = header.end
-            time.sleep(0)  # lets a reader in this process have the interpreter
+            if time.perf_counter() - since > _TURN_S:
+                time.sleep(0)  # lets a reader in this process have the interpreter
+                since = time.perf_counter()
         self._synced = False
         try:
             _write_all(self._fd, buffers)

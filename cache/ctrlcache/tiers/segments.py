@@ -121,7 +121,7 @@ class Footer:
 
 
 class _CutOff(CorruptRecord):
-    """The file ends within the record."""
+    """The file ends within the record, or within the seal."""
 
 
 # --- names ------------------------------------------------------------------------------------
@@ -381,11 +381,17 @@ def _header_at(window: _Window, segment: int, at: int, end: int) -> Header:
     fixed = window.at(at, _FIXED.size)
     if len(fixed) < _FIXED.size:
         raise _CutOff("header is cut off")
-    size = int(_FIXED.unpack_from(fixed, 0)[4])
+    fields = _FIXED.unpack_from(fixed, 0)
+    size, number, offset = int(fields[4]), int(fields[6]), int(fields[7])
+    if bytes(fixed[: len(_TRAILER_MAGIC)]) == _TRAILER_MAGIC:
+        raise _CutOff("seal is unfinished")
     if not _FIXED.size < size <= header_bytes(MAX_CONTROL_DIM):
         raise CorruptRecord("header length is wrong")
     if at + size > end and bytes(fixed[:4]) == _RECORD_MAGIC:
         raise _CutOff("header is cut off")
+    if number == segment and offset < at:
+        parse_header(window.at(at, size), 0, segment, offset)
+        raise _CutOff("seal is unfinished")  # a header of the footer, without a trailer
     header = parse_header(window.at(at, size), 0, segment, at)
     if header.end > end:
         raise _CutOff("payload is cut off")

@@ -7,7 +7,6 @@ directory, by file lock; everyone else follows, and takes over when the lock bec
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -22,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctrlcache import eviction
-from ctrlcache.errors import ConfigError, CorruptRecord, InvalidInput, TierUnavailable
+from ctrlcache.errors import ConfigError, CorruptRecord, TierUnavailable
 from ctrlcache.metrics import Corrupt, Evicted, Sink, ignore
 from ctrlcache.tiers import segments
 from ctrlcache.tiers.base import Candidate, Entry, Record, TierStats
 from ctrlcache.tiers.places import Place, same_place
+from ctrlcache.tiers.warm_checks import cause_of, checked
 from ctrlcache.tiers.warm_files import Quarantine, WriterLock, disk_bytes, store_id
 from ctrlcache.tiers.warm_index import WarmIndex
 from ctrlcache.tiers.warm_recovery import Progress, Survey, reconcile
@@ -198,7 +198,7 @@ class WarmTier:
         Returns how many are stored, durably and findable. Fewer than given only where the disk
         failed on the way, or where a record is larger than a quarter of the limit allows.
         """
-        batch = {record.entry.id: _checked(record) for record in records}
+        batch = {record.entry.id: checked(record) for record in records}
         if not batch:
             return 0
         with self._lock:
@@ -206,7 +206,7 @@ class WarmTier:
             stored, error = self._attempt(lambda w: w.put(list(batch.values())))
             if error is not None:
                 self._resign()
-                self._say(_cause(error, self.directory))
+                self._say(cause_of(error, self.directory))
             return stored
 
     def delete(self, ids: Iterable[bytes]) -> int:
@@ -239,7 +239,7 @@ class WarmTier:
                     self._attempt(WarmWriter.upkeep)
                 self.trouble = None
             except (OSError, TierUnavailable, lmdb.Error) as error:
-                self._say(_cause(error, self.directory))
+                self._say(cause_of(error, self.directory))
 
     def rebuild(self, progress: Progress | None = None) -> int:
         """Make the index anew from the segments; returns how many records it holds then.
@@ -309,7 +309,7 @@ class WarmTier:
                     return
             except OSError as error:
                 self._follow_others(index)
-                cause = _cause(error, self.directory)
+                cause = cause_of(error, self.directory)
                 raise TierUnavailable(f"{cause}; what is there can still be read") from error
             self._say_once(
                 f"{self.directory} is written by {self._rights.holder()}: reading along, and "
@@ -389,7 +389,7 @@ class WarmTier:
             return work(self._writer)
         except (OSError, TierUnavailable, lmdb.Error) as error:
             self._resign()
-            cause = _cause(error, self.directory)
+            cause = cause_of(error, self.directory)
             self._say(cause)
             raise TierUnavailable(cause) from error
 
@@ -463,34 +463,3 @@ class WarmTier:
     def _say(self, cause: str) -> None:
         self.trouble = cause
         self._say_once(cause)
-
-
-def _checked(record: Record) -> Record:
-    entry = record.entry
-    if len(entry.id) != 16 or len(entry.space) != 16:
-        raise InvalidInput(
-            f"id and space must be 16 bytes each, got {len(entry.id)} and {len(entry.space)}"
-        )
-    if len(record.payload) > segments.MAX_PAYLOAD_BYTES:
-        raise InvalidInput(
-            f"payload of {len(record.payload)} bytes, at most {segments.MAX_PAYLOAD_BYTES} fit"
-        )
-    if entry.control is not None:
-        control = np.asarray(entry.control)
-        if control.ndim != 1 or not 0 < len(control) <= 100 or not np.isfinite(control).all():
-            raise InvalidInput(f"control must be 1 to 100 finite numbers, got {control!r}")
-    return record
-
-
-def _cause(error: Exception, directory: Path) -> str:
-    """The error in the words of someone who has to mend it."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.ENOSPC:
-        return f"the disk of {directory} is full: free some space"
-    if number == errno.EDQUOT:
-        return f"the quota of {directory} is used up: raise it or free some space"
-    if number in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return f"{directory} cannot be written ({error}): check its mount and permissions"
-    if number == errno.ENOENT:
-        return f"{directory} is gone ({error}): bring it back, or make an empty one"
-    return str(error)

@@ -52,8 +52,8 @@ def reconcile(
     """Make the index true to the segments in `directory`.
 
     exclusive: the caller holds the writer's lock; the tail of the newest segment is then verified
-    and can be cut, and segments that a compaction had done with are removed. OSError where the
-    directory cannot be read, TierUnavailable where the index cannot grow.
+    and can be cut; segments that a compaction had done with, or that were never begun, are removed.
+    OSError where the directory cannot be read, TierUnavailable where the index cannot grow.
     """
     survey = Survey(segments.list_segments(directory))
     known = index.segments()
@@ -64,7 +64,8 @@ def reconcile(
         row = known.get(number, SegmentRow())
         tail = exclusive and number == newest and not row.sealed
         try:
-            if exclusive and row.doomed:
+            stub = size < segments.SEGMENT_HEADER_BYTES  # its maker was killed at once
+            if exclusive and (row.doomed or stub):
                 segments.segment_path(directory, number).unlink()
                 del survey.segments[number]
             elif size != row.seen or tail:

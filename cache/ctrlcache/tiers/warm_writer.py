@@ -127,6 +127,7 @@ class WarmWriter:
 
     def upkeep(self) -> None:
         """What there is to do between puts."""
+        self._index.reap()
         if pending := self._index.pending():
             self._append([Pending.tombstone(id) for id in pending])
             self._index.settle_pending(pending)
