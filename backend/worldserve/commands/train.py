@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -60,12 +61,15 @@ def evaluate(
     from worldserve.calibrate import REFERENCE, load_model
     from worldserve.data.suites import get_suite
     from worldserve.training import evaluate as evaluation
-    from worldserve.training.report import insert, tables
+    from worldserve.training.report import insert, model_card, tables
 
-    result = evaluation.evaluate(load_model(REFERENCE, weights), get_suite(suite), data, split)
+    model = load_model(REFERENCE, weights)
+    result = evaluation.evaluate(model, get_suite(suite), data, split)
     result.save(figures)
     evaluation.picture(result.predictions, picture)
     text = tables(result.figures)
     insert(document, text)
+    training = json.loads((weights / "config.json").read_text())["training"]
+    model_card(weights, model.spec.weights_digest, training, result.figures)
     typer.echo(text)
     typer.echo(f"numbers in {figures} and {document}, picture in {picture}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worldserve.models.dynamics import Group, Memory
+from worldserve.models.generator import settle
 from worldserve.models.network import NetworkConfig, WorldNetwork
 from worldserve.models.protocol import (
     Absorbed,
@@ -37,11 +38,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the training data: physics_mean, physics_std (7,) in SI units; state_scale (S,)."""
+    """Of the training data: physics_mean, physics_std (7,) in SI units; state_scale (S,).
+
+    Of the trained network: still_change (1,), the level of `generator.settle`.
+    """
 
     physics_mean: Float
     physics_std: Float
     state_scale: Float
+    still_change: Float = field(default_factory=lambda: np.zeros(1, np.float32))
 
 
 class ReferenceWorldModel:
@@ -108,7 +113,9 @@ class ReferenceWorldModel:
         statistics = Statistics(
             **{k: np.asarray(v, np.float32) for k, v in raw["statistics"].items()}
         )
-        digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        # What is read beside the weights shapes answers, too.
+        beside = json.dumps([raw["network"], raw["statistics"]], sort_keys=True).encode()
+        digest = hashlib.blake2b(path.read_bytes() + beside, digest_size=16).hexdigest()
         return cls(network, statistics, digest, dtype, generator_steps)
 
     @property
@@ -190,7 +197,8 @@ class ReferenceWorldModel:
                     self._steps,
                     checkpoint,
                 )
-                made.append(_to_pixels(image))
+                still = float(self._statistics.still_change[0])
+                made.append(_to_pixels(settle(image, last, still)))
         return made
 
     def physics(self, states: Float) -> Float:

@@ -63,22 +63,30 @@ def state_loss(network: WorldNetwork, states: Tensor, target: Targets) -> Tensor
 
 
 def flow_loss(
-    network: WorldNetwork, images: Tensor, last: Tensor, tokens: Tensor, draw: torch.Generator
+    network: WorldNetwork,
+    images: Tensor,
+    last: Tensor,
+    tokens: Tensor,
+    draw: torch.Generator,
+    at_start: float = 0.35,
+    changed_weight: float = 7.0,
 ) -> Tensor:
     """Flow matching towards images (M, 3, px, px) from last + noise, given predicted tokens.
 
-    A third of the draws are at t = 0, where the answer is the conditional mean; changed pixels
-    weigh seven times as much as the still background.
+    at_start: share of the draws at t = 0, where the answer is the conditional mean.
+    changed_weight: of pixels that differ from the last frame; the still background weighs 1.
     """
     M = len(images)
-    early = torch.rand(M, generator=draw) > 0.35
+    early = torch.rand(M, generator=draw) > at_start
     t = torch.rand(M, generator=draw) * 0.98 * early
     tt = t[:, None, None, None]
     noise = torch.randn(images.shape, generator=draw)
     x = tt * images + (1 - tt) * (last + NOISE * noise)
     end = network.generator(channels_last(x), t, channels_last(last), tokens)
     weight = 1 / (1 - tt).clamp(min=0.4)
-    changed = 1 + 6 * ((images - last).abs().mean(1, keepdim=True) > 0.05).float()
+    changed = (
+        1 + (changed_weight - 1) * ((images - last).abs().mean(1, keepdim=True) > 0.05).float()
+    )
     error = end - images
     loss: Tensor = ((error**2 + 0.3 * error.abs()) * weight * changed).mean()
     return loss

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["curves", "insert", "tables"]
+__all__ = ["curves", "insert", "model_card", "tables"]
 
 _BEGIN, _END = "<!-- evaluation: begin -->", "<!-- evaluation: end -->"
 
@@ -74,6 +74,54 @@ def insert(document: Path, text: str) -> None:
     before, rest = whole.split(_BEGIN, 1)
     _, after = rest.split(_END, 1)
     document.write_text(f"{before}{_BEGIN}\n\n{text}\n{_END}{after}")
+
+
+def model_card(
+    directory: Path, digest: str, training: dict[str, Any], figures: dict[int, dict[str, Any]]
+) -> None:
+    """Write `MODEL_CARD.md` beside the weights: data, training, digest, metrics, limits."""
+    longest = figures[max(figures)]
+    steps = " / ".join(str(s) for s in longest["steps"])
+    rows = "\n".join(
+        f"| {label} | {' / '.join(map(_number, longest[key]))} "
+        f"| {' / '.join(map(_number, longest[baseline]))} |"
+        for label, key, baseline in _ROWS
+    )
+    facts = "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in training.items())
+    (directory / "MODEL_CARD.md").write_text(
+        f"""# Model card: the reference world model
+
+- digest of weights and configuration: `{digest}`
+- input: RGB frames of 64 x 64, controls (x, y, z, grip) in [-1, 1] at 10 Hz
+- output: predicted states, physical quantities, frames; see docs/world-model.md
+
+## Training
+
+Simulated episodes (Meta-World; scripted experts, noise, random motion), made and trained on a CPU by
+`make train`.
+
+{facts}
+
+## Metrics
+
+On held-out test episodes, {max(figures)} frames of context, {steps} steps ahead
+({longest["contexts"]} contexts; more in docs/world-model.md).
+
+| | model | baseline |
+|---|---|---|
+{rows}
+
+Operation recognised in {100 * longest["operation_accuracy"]:.1f} %, grasped in
+{100 * longest["grasped_accuracy"]:.1f} % (majority class {100 * longest["grasped_majority"]:.1f} %),
+succeeded in {100 * longest["succeeded_accuracy"]:.1f} % (majority class
+{100 * longest["succeeded_majority"]:.1f} %).
+
+## Limits
+
+Simulated scenes of one robot from one camera, at 64 x 64. Meant to serve, test and measure caches with;
+not for controlling anything.
+"""
+    )
 
 
 def curves(log: Path, path: Path) -> None:

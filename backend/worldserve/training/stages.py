@@ -5,6 +5,7 @@ sequences: dynamics and generator, teacher-forced, and again on the model's own 
 random frame on (parallel scheduled sampling).
 unrolled: eight steps through the KV cache with gradients through all of them, frames generated from
 the last observed frame, as in serving.
+drawing: the generator alone, on predictions of the finished dynamics.
 """
 
 from __future__ import annotations
@@ -21,11 +22,29 @@ from worldserve.data.dataset import Episodes
 from worldserve.models.network import WorldNetwork
 from worldserve.training.losses import Targets, flow_loss, frame_loss, state_loss
 
-__all__ = ["HORIZON", "TrainingData", "frames_step", "sequences_step", "unrolled_step"]
+__all__ = [
+    "HORIZON",
+    "Predictions",
+    "TrainingData",
+    "drawing_step",
+    "frames_step",
+    "sequences_step",
+    "unroll",
+    "unrolled_step",
+]
 
 HORIZON = 8
 _PIXEL_ROWS = 24  # images per batch whose reconstruction is looked at
 _GENERATED = 32  # images per batch that the generator learns from
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the dynamics predict: tokens (n, HORIZON, N, D) after present frames e, t (n,)."""
+
+    e: NDArray[np.int64]
+    t: NDArray[np.int64]
+    tokens: Tensor
 
 
 @dataclass
@@ -36,6 +55,7 @@ class TrainingData:
     mean: NDArray[np.float32]
     std: NDArray[np.float32]
     tokens: Tensor | None = None  # (E, T, N, D) bfloat16
+    predictions: Predictions | None = None
 
     @classmethod
     def of(cls, episodes: Episodes) -> TrainingData:
@@ -67,6 +87,24 @@ class TrainingData:
         for e in range(E):
             with torch.autocast("cpu", torch.bfloat16):
                 self.tokens[e] = network.embedder(self.images(np.full(T, e), np.arange(T)))
+
+    @torch.no_grad()
+    def predict(self, network: WorldNetwork, seed: int, count: int = 2000) -> None:
+        """Predictions from random presents, after short and long contexts."""
+        rng = np.random.default_rng(seed)
+        made: list[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]] = []
+        for _ in range(count // 8):
+            context = int(rng.choice([2, 6, 16]))
+            e, t, tokens, controls = self.window(rng, 8, context + HORIZON)
+            condition = self.condition(network, rng, e)
+            with torch.autocast("cpu", torch.bfloat16):
+                after = unroll(network, tokens[:, :context], controls, condition)
+            made.append((e[:, 0], t[:, context - 1], after.to(torch.bfloat16)))
+        self.predictions = Predictions(
+            np.concatenate([part[0] for part in made]),
+            np.concatenate([part[1] for part in made]),
+            torch.cat([part[2] for part in made]),
+        )
 
     def window(
         self, rng: np.random.Generator, batch: int, frames: int
@@ -166,6 +204,32 @@ def unrolled_step(
         "pixels": _pixel_loss(network, own, flat.images, draw),
         "flow": 5 * _some_flow(network, target.images, last, own, draw),
     }
+
+
+def drawing_step(
+    network: WorldNetwork, data: TrainingData, rng: np.random.Generator, draw: torch.Generator
+) -> dict[str, Tensor]:
+    assert data.predictions is not None
+    known = data.predictions
+    i = rng.integers(len(known.e), size=64)
+    k = rng.integers(HORIZON, size=64)
+    images = data.images(known.e[i], known.t[i] + 1 + k)
+    last = data.images(known.e[i], known.t[i])
+    tokens = known.tokens[torch.from_numpy(i), torch.from_numpy(k)]
+    flow = flow_loss(network, images, last, tokens, draw, at_start=0.75, changed_weight=4.0)
+    return {"flow": 5 * flow}
+
+
+def unroll(network: WorldNetwork, tokens: Tensor, controls: Tensor, condition: Tensor) -> Tensor:
+    """Predicted tokens (B, HORIZON, N, D) after the context `tokens` (B, T, N, D)."""
+    context = tokens.shape[1]
+    after, _, cache = network.predict(tokens, controls[:, :context], condition)
+    step = after[:, -1:]
+    predicted = [step]
+    for at in range(context, context + HORIZON - 1):
+        step, _, cache = network.predict(step, controls[:, at : at + 1], condition, cache, at)
+        predicted.append(step)
+    return torch.cat(predicted, 1)
 
 
 def _pixel_loss(

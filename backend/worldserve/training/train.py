@@ -23,7 +23,14 @@ from worldserve.data.dataset import load_episodes
 from worldserve.data.suites import Suite
 from worldserve.models.network import NetworkConfig, WorldNetwork
 from worldserve.models.reference import Statistics, save_weights
-from worldserve.training.stages import TrainingData, frames_step, sequences_step, unrolled_step
+from worldserve.training.finish import state_scale, still_change
+from worldserve.training.stages import (
+    TrainingData,
+    drawing_step,
+    frames_step,
+    sequences_step,
+    unrolled_step,
+)
 
 __all__ = ["STAGES", "Stage", "TrainConfig", "train"]
 
@@ -45,6 +52,7 @@ STAGES = (
     Stage("frames", frames_step, 2500, 2e-3, 0.995),
     Stage("sequences", sequences_step, 3500, 8e-4, 0.998),
     Stage("unrolled", unrolled_step, 3500, 5e-4, 0.998),
+    Stage("drawing", drawing_step, 2000, 1e-3, 0.995),
 )
 
 
@@ -77,6 +85,8 @@ def train(config: TrainConfig) -> WorldNetwork:
     for number, stage in enumerate(config.stages):
         if stage.name != "frames" and data.tokens is None:
             data.embed(network)
+        if stage.name == "drawing":
+            data.predict(network, config.seed)
         _run_stage(config, stage, config.seed * 1000 + number, network, data)
     card = {
         "suite": config.suite.name,
@@ -86,15 +96,26 @@ def train(config: TrainConfig) -> WorldNetwork:
         "steps": {stage.name: stage.steps for stage in config.stages},
         "minutes_this_run": round((time.monotonic() - started) / 60, 1),
     }
-    scale = _state_scale(network, data)
-    save_weights(config.out, network, Statistics(data.mean, data.std, scale), card)
+    save_weights(config.out, network, _statistics(config, network, data), card)
     return network
 
 
+def _statistics(config: TrainConfig, network: WorldNetwork, data: TrainingData) -> Statistics:
+    validation = TrainingData(
+        load_episodes(config.data, config.suite, "validation"), data.mean, data.std
+    )
+    validation.embed(network)
+    return Statistics(
+        data.mean, data.std, state_scale(network, data), still_change(network, validation)
+    )
+
+
 def _trained_parts(network: WorldNetwork, stage: str) -> list[torch.nn.Parameter]:
-    frozen = {id(p) for p in network.embedder.parameters()}
     if stage == "frames":
         return list(network.embedder.parameters())
+    if stage == "drawing":
+        return list(network.generator.parameters())
+    frozen = {id(p) for p in network.embedder.parameters()}
     return [p for p in network.parameters() if id(p) not in frozen]
 
 
@@ -182,19 +203,3 @@ def _learning_rate(stage: Stage, step: int) -> float:
 @torch.no_grad()
 def _average(average: WorldNetwork, network: WorldNetwork, decay: float) -> None:
     torch._foreach_lerp_(list(average.parameters()), list(network.parameters()), 1 - decay)
-
-
-@torch.no_grad()
-def _state_scale(
-    network: WorldNetwork, data: TrainingData
-) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Standard deviation of every state dimension over predictions on training data."""
-    rng = np.random.default_rng(0)
-    states = []
-    for _ in range(60):
-        e, _, tokens, controls = data.window(rng, 4, 13)
-        condition = data.condition(network, rng, e)
-        with torch.autocast("cpu", torch.bfloat16):
-            states.append(network.predict(tokens[:, :-1], controls, condition)[1].flatten(0, 1))
-    scale = torch.cat(states).float().std(0).numpy()
-    return np.where(scale > 1e-4, scale, 1.0).astype(np.float32)
