@@ -87,6 +87,11 @@ def model_card(
         f"| {' / '.join(map(_number, longest[baseline]))} |"
         for label, key, baseline in _ROWS
     )
+    flags = ", ".join(
+        f"{name} {100 * longest[f'{name}_accuracy']:.1f} % "
+        f"({100 * longest[f'{name}_majority']:.1f} %)"
+        for name in ("operation", "grasped", "succeeded")
+    )
     facts = "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in training.items())
     (directory / "MODEL_CARD.md").write_text(
         f"""# Model card: the reference world model
@@ -97,8 +102,8 @@ def model_card(
 
 ## Training
 
-Simulated episodes (Meta-World; scripted experts, noise, random motion), made and trained on a CPU by
-`make train`.
+Simulated episodes (Meta-World; scripted experts, noise, random motion), made and trained on a CPU
+by `make train`.
 
 {facts}
 
@@ -111,15 +116,12 @@ On held-out test episodes, {max(figures)} frames of context, {steps} steps ahead
 |---|---|---|
 {rows}
 
-Operation recognised in {100 * longest["operation_accuracy"]:.1f} %, grasped in
-{100 * longest["grasped_accuracy"]:.1f} % (majority class {100 * longest["grasped_majority"]:.1f} %),
-succeeded in {100 * longest["succeeded_accuracy"]:.1f} % (majority class
-{100 * longest["succeeded_majority"]:.1f} %).
+Shares told rightly (majority class in brackets): {flags}.
 
 ## Limits
 
-Simulated scenes of one robot from one camera, at 64 x 64. Meant to serve, test and measure caches with;
-not for controlling anything.
+Simulated scenes of one robot from one camera, at 64 x 64. Meant to serve, test and measure caches
+with; not for controlling anything.
 """
     )
 
