@@ -17,6 +17,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import lmdb
@@ -39,6 +40,8 @@ DATABASES = 2
 
 _ROW = struct.Struct(f"<H{WIDE + 1}I")  # of a space: control dimensions, couplets per level
 _CELL_LIMIT = 32767  # cells beyond are clamped, on filing and on looking alike: nothing is lost
+#: Up to so many couplets in a space are all looked at.
+_FEW = 96
 _SLACK = 1.0 + 1e-9  # of floating-point rounding at the edge of a cell
 
 
@@ -75,12 +78,12 @@ def _key(space: bytes, cell: Cell) -> bytes:
 
 
 @lru_cache
-def _layout(dimensions: int) -> np.dtype[Any]:
-    """One row of what a cursor returns: the key, then the value."""
-    cells = min(dimensions, CELL_DIMENSIONS)
+def _layout(dimensions: int, keys: bool) -> np.dtype[Any]:
+    """One value as stored, or one row of what a cursor returns: the key, then the value."""
+    key = f"V{DIGEST_BYTES + 1 + 2 * min(dimensions, CELL_DIMENSIONS)}"
     return np.dtype(
         [
-            ("key", f"V{DIGEST_BYTES + 1 + 2 * cells}"),
+            *([("key", key)] if keys else []),
             ("control", "<f4", (dimensions,)),
             ("radius", "<f8"),
             ("curvature", "<f8"),
@@ -165,17 +168,23 @@ class ControlHashIndex:
         dimensions = row[0]
         if query.shape != (dimensions,):
             raise InvalidInput(f"control must have shape ({dimensions},), got {query.shape}")
-        values = query.tolist()[:CELL_DIMENSIONS]
-        keys: list[bytes] = []
-        for level in range(WIDE):
-            if row[1 + level]:
-                keys += _touched(space, level, values)
-        if row[1 + WIDE]:
-            keys.append(_key(space, Cell(WIDE, (0,) * len(values))))
-        layout = _layout(dimensions)
-        value_bytes = layout.itemsize - layout["key"].itemsize
         with txn.cursor(self._cells) as cursor:
-            packed = cursor.getmulti(keys, dupdata=True, dupfixed_bytes=value_bytes, keyfixed=True)
+            if sum(row[1:]) <= _FEW:
+                # All that there are lie side by side; to look at them is less than to choose.
+                cursor.set_range(space)
+                values = islice(cursor.iternext(keys=False), sum(row[1:]))
+                layout = _layout(dimensions, keys=False)
+                packed: bytes | memoryview = b"".join(values)
+            else:
+                levels = tuple(level for level in range(WIDE) if row[1 + level])
+                keys = _touched(space, levels, query[:CELL_DIMENSIONS]) if levels else []
+                if row[1 + WIDE]:
+                    keys.append(_key(space, Cell(WIDE, (0,) * min(dimensions, CELL_DIMENSIONS))))
+                layout = _layout(dimensions, keys=True)
+                value_bytes = layout.itemsize - layout["key"].itemsize
+                packed = cursor.getmulti(
+                    keys, dupdata=True, dupfixed_bytes=value_bytes, keyfixed=True
+                )
         if not len(packed):
             return []
         rows = np.frombuffer(packed, layout)
@@ -229,8 +238,52 @@ def _checked(control: NDArray[np.float32]) -> NDArray[np.float32]:
     return array
 
 
-def _touched(space: bytes, level: int, query: list[float]) -> list[bytes]:
-    """Keys of the cells of a level that a ball of the level's largest radius can reach."""
+class _Pattern(NamedTuple):
+    """What looking around a query needs of a set of L levels in D dimensions, with K = 2 ** D ways
+    to step or not to step across the nearer edge in each of them."""
+
+    widths: NDArray[np.float64]  # (L, 1)
+    reach: NDArray[np.float64]  # (L, 1), squared
+    steps: NDArray[np.float64]  # (K, D) of 0, 1
+    ways: NDArray[np.float64]  # (D, K): the same
+    levels: NDArray[np.uint8]  # (L, K): the level of each
+
+
+@lru_cache
+def _pattern(levels: tuple[int, ...], dimensions: int) -> _Pattern:
+    widths = np.array([[LEVEL_WIDTHS[level]] for level in levels])
+    steps = (np.arange(2**dimensions)[:, None] >> np.arange(dimensions) & 1).astype(np.float64)
+    tiled = np.repeat(np.array(levels, np.uint8)[:, None], len(steps), axis=1)
+    return _Pattern(widths, np.square(widths / 2 * _SLACK), steps, steps.T.copy(), tiled)
+
+
+def _touched(space: bytes, levels: tuple[int, ...], query: NDArray[np.float64]) -> list[bytes]:
+    """Keys of the cells that a ball of its level's largest radius around `query` (D,) can reach.
+
+    In each dimension that is the cell of the query and the one across its nearer edge; of their
+    combinations, those whose nearest corner is not too far away.
+    """
+    widths, reach, steps, ways, tiled = _pattern(levels, len(query))
+    scaled = query / widths  # (L, D)
+    home = np.floor(scaled)
+    within = scaled - home
+    nearer = np.minimum(within, 1.0 - within)
+    if nearer.max() > 0.5 - 1e-6 or np.abs(scaled).max() > _CELL_LIMIT - 2:
+        # As near to one edge as to the other, or beyond the last cell.
+        return [key for level in levels for key in _touched_one(space, level, query.tolist())]
+    reached = np.square(nearer * widths) @ ways <= reach  # (L, K)
+    across = np.where(within < 0.5, -1.0, 1.0)
+    cells = (home[:, None] + steps * across[:, None])[reached]  # (n, D)
+    keys = np.empty((len(cells), DIGEST_BYTES + 1 + 2 * len(query)), np.uint8)
+    keys[:, :DIGEST_BYTES] = np.frombuffer(space, np.uint8)
+    keys[:, DIGEST_BYTES] = tiled[reached]
+    keys[:, DIGEST_BYTES + 1 :] = cells.astype(">i2").view(np.uint8)
+    packed, step = keys.tobytes(), keys.shape[1]
+    return [packed[at : at + step] for at in range(0, len(packed), step)]
+
+
+def _touched_one(space: bytes, level: int, query: list[float]) -> list[bytes]:
+    """As `_touched`, for one level and any query."""
     width = LEVEL_WIDTHS[level]
     reach = width / 2 * _SLACK
     reach_squared = reach * reach

@@ -62,7 +62,9 @@ def test_spaces_of_different_width_live_side_by_side(env: lmdb.Environment) -> N
     with env.begin(write=True) as txn:
         for width in widths:
             space = digest(b"%d" % width)
-            entries = [entry((width, n), np.full(width, n * 1e-3), 0.0505, space) for n in range(40)]
+            entries = [
+                entry((width, n), np.full(width, n * 1e-3), 0.0505, space) for n in range(40)
+            ]
             assert chi.add(txn, entries) == 40
         for width in widths:
             space = digest(b"%d" % width)
@@ -132,8 +134,12 @@ def test_a_query_touches_few_cells() -> None:
     for width in (1, 2, 4, 8, 100):
         counts = []
         for _ in range(200):
-            query = rng.uniform(-1, 1, width).tolist()[: index.CELL_DIMENSIONS]
-            counts.append(len(index._touched(SPACE, 0, query)))
+            query = rng.uniform(-1, 1, width)[: index.CELL_DIMENSIONS]
+            keys = index._touched(SPACE, (0, 3), query)
+            assert sorted(keys) == sorted(
+                key for level in (0, 3) for key in index._touched_one(SPACE, level, query.tolist())
+            )
+            counts.append(len(keys) / 2)
         most = 2 ** min(width, index.CELL_DIMENSIONS)
         assert max(counts) <= most
         if width >= 4:
@@ -161,5 +167,7 @@ def test_the_cell_of_a_reaching_couplet_is_touched(
     away = np.sqrt(np.sum((centre.astype(np.float64) - query.astype(np.float64)) ** 2))
     cell = cell_of(centre, radius)
     if away <= radius and cell.level < WIDE:
-        leading = query.astype(np.float64).tolist()[: index.CELL_DIMENSIONS]
-        assert index._key(SPACE, cell) in index._touched(SPACE, cell.level, leading)
+        leading = query.astype(np.float64)[: index.CELL_DIMENSIONS]
+        assert index._key(SPACE, cell) in index._touched(SPACE, (cell.level,), leading)
+        one = index._touched_one(SPACE, cell.level, leading.tolist())
+        assert index._key(SPACE, cell) in one
