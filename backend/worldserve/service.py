@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from ctrlcache.admission import make_policy
 from ctrlcache.calibration import TrustModel, trust_path
 from ctrlcache.config import CacheConfig
-from ctrlcache.errors import CalibrationError, ConfigError
+from ctrlcache.errors import CalibrationError, ConfigError, TierUnavailable
 from ctrlcache.metrics import Sink, ignore
 from ctrlcache.shared import SharedMemory
 from ctrlcache.tiered import CoupletCache
@@ -38,6 +39,7 @@ __all__ = ["WorldService"]
 
 _log = logging.getLogger(__name__)
 _ADAPTER = "adapter.safetensors"
+_HOUSEKEEPING_S = 10.0
 
 
 class WorldService:
@@ -128,6 +130,11 @@ class WorldService:
             trust.frame_radius if trust else _nowhere,
             on_event,
         )
+        self._closed = threading.Event()
+        self._housekeeper = threading.Thread(
+            target=self._keep_house, name="housekeeping", daemon=True
+        )
+        self._housekeeper.start()
         self._scheduler = Scheduler(
             engine, self.background, options.batch_wait_ms / 1e3, options.most_in_batch
         )
@@ -156,6 +163,8 @@ class WorldService:
 
     def close(self) -> None:
         """Answer what waits, write what must not be lost, let go of everything."""
+        self._closed.set()
+        self._housekeeper.join()
         self.background.close()
         self._scheduler.close()
         self._templates.close()
@@ -163,6 +172,14 @@ class WorldService:
         if self._warm is not None:
             self._warm.close()
         self._memory.close()
+
+    def _keep_house(self) -> None:
+        """Forget expired sessions: their memory is given back though nobody asks for it."""
+        while not self._closed.wait(min(_HOUSEKEEPING_S, self.options.session_ttl_s / 4)):
+            try:
+                self.sessions.collect()
+            except TierUnavailable as error:
+                _log.warning("expired sessions cannot be collected: %s", error)
 
     def _session_limits(self, config: CacheConfig, options: ServeOptions) -> SessionLimits:
         """The stated number of sessions: what memory can hold, or what the settings say."""

@@ -99,6 +99,12 @@ def new_id():
 
 
 @pytest.fixture
+def new_scene():
+    """Seeds of clips that the shared server has never seen."""
+    return lambda: 1_000 + next(_ids)
+
+
+@pytest.fixture
 def repository(tmp_path):
     """A copy of the repository to change: `repository({"600000000": "2000000"})`."""
 

@@ -131,26 +131,37 @@ def test_samples_are_aligned_by_time(wire, new_id):
 
 
 REFUSED = {
-    "nan": dict(control=[np.nan, 0], text="CONTROL must be finite, got nan"),
-    "infinity": dict(control=[0, np.inf], text="CONTROL must be finite, got inf"),
-    "width": dict(control=[0, 0, 0], text="[K, 2]"),
-    "channels": dict(frames=np.zeros((1, 8, 8, 4), np.uint8), text="[1, 8, 8, 4]"),
-    "image": dict(FRAMES_ENCODED=np.array([b"\xff\xd8rubbish"], np.object_), text="JPEG or PNG"),
-    "horizon": dict(HORIZON=np.array([99], np.int32), text="1 to 12, got 99"),
-    "mode": dict(mode="jump", text="probe, advance, seek"),
-    "cache": dict(cache="perhaps", text="on, off, refresh"),
-    "parameter": dict(max_errr=1, text="'max_errr' is not known"),
-    "error": dict(max_error=-1.0, text="at least 0"),
-    "seek": dict(mode="seek", frame=77, text="0 to 2, got 77"),
-    "resume": dict(resume="nobody", start=True, text="no session 'nobody'", kind="not found"),
-    "times": dict(CONTROL_TIMES=np.zeros(3), text="CONTROL_TIMES"),
-    "backwards": dict(
-        frames=clip(2, 9), FRAME_TIMES=np.array([9.0, 8.0]), text="must increase strictly"
-    ),
-    "past": dict(frames=clip(1, 9), FRAME_TIMES=np.array([0.0]), text="after the session's last"),
-    "device": dict(device="unheard-of", text="device"),
-    "type": dict(CONTROL_TIMES=np.zeros(1, np.float32), text="CONTROL_TIMES"),
-    "rank": dict(FRAMES=np.zeros((8, 8, 3), np.uint8), text="FRAMES"),
+    "nan": {"control": [np.nan, 0], "text": "CONTROL must be finite, got nan"},
+    "infinity": {"control": [0, np.inf], "text": "CONTROL must be finite, got inf"},
+    "width": {"control": [0, 0, 0], "text": "[K, 2]"},
+    "channels": {"frames": np.zeros((1, 8, 8, 4), np.uint8), "text": "[1, 8, 8, 4]"},
+    "image": {"FRAMES_ENCODED": np.array([b"\xff\xd8rubbish"], np.object_), "text": "JPEG or PNG"},
+    "horizon": {"HORIZON": np.array([99], np.int32), "text": "1 to 12, got 99"},
+    "mode": {"mode": "jump", "text": "probe, advance, seek"},
+    "cache": {"cache": "perhaps", "text": "on, off, refresh"},
+    "parameter": {"max_errr": 1, "text": "'max_errr' is not known"},
+    "error": {"max_error": -1.0, "text": "at least 0"},
+    "seek": {"mode": "seek", "frame": 77, "text": "0 to 2, got 77"},
+    "resume": {
+        "resume": "nobody",
+        "start": True,
+        "text": "no session 'nobody'",
+        "kind": "not found",
+    },
+    "times": {"CONTROL_TIMES": np.zeros(3), "text": "CONTROL_TIMES"},
+    "backwards": {
+        "frames": clip(2, 9),
+        "FRAME_TIMES": np.array([9.0, 8.0]),
+        "text": "must increase strictly",
+    },
+    "past": {
+        "frames": clip(1, 9),
+        "FRAME_TIMES": np.array([0.0]),
+        "text": "after the session's last",
+    },
+    "device": {"device": "unheard-of", "text": "device"},
+    "type": {"CONTROL_TIMES": np.zeros(1, np.float32), "text": "CONTROL_TIMES"},
+    "rank": {"FRAMES": np.zeros((8, 8, 3), np.uint8), "text": "FRAMES"},
 }
 
 

@@ -1,0 +1,250 @@
+"""The cache on the real server: shared by instances, exact where it matters, and counted."""
+
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from tiny_world import HELD, Truth, clip, controls, equal
+from wire import InferenceServerException, code, eventually, metric
+
+pytestmark = pytest.mark.server
+
+
+def test_probes_between_advances_change_nothing(wire, new_id):
+    """Many probes, with whatever the cache answers, and advances among them: the session ends bit
+    for bit where the same advances with cache=off end."""
+    id, plain, frames = new_id(), new_id(), clip(4, seed=40)
+    draw = np.random.default_rng(0)
+    wire.ask(HELD, id, frames=frames, start=True)
+    wire.ask(HELD, plain, frames=frames, start=True, cache="off")
+    for _ in range(8):
+        for _ in range(6):
+            wire.ask(draw.uniform(-1, 1, 2), id, outputs=["STATE"], max_error=0.5)
+        step = draw.uniform(-1, 1, 2).astype(np.float32)
+        wire.ask(step, id, outputs=["STATE"], mode="advance", max_error=0.5)
+        wire.ask(step, plain, outputs=["STATE"], mode="advance", cache="off")
+    one, two = (wire.ask(HELD, each, cache="off") for each in (id, plain))
+    assert np.array_equal(one["STATE"], two["STATE"])
+    assert np.array_equal(one["PREDICTED_FRAMES"], two["PREDICTED_FRAMES"])
+
+
+def test_a_second_session_on_the_same_clip_hits(wire, new_id):
+    """What one session has computed, another one finds."""
+    frames = clip(3, seed=41)
+    wire.ask(HELD, new_id(), frames=frames, start=True)
+    got = wire.ask(HELD, new_id(), frames=frames, start=True)
+    assert got["CACHE_TIER"][0] == b"hot"
+    assert got["TIMING_MS"][1] == 0
+    assert equal(got, Truth(frames, [HELD] * 2).predict(HELD))
+
+
+def test_refresh_computes(wire, new_id):
+    """The answer is there, and is computed all the same."""
+    id = new_id()
+    wire.ask(HELD, id, frames=clip(2, seed=42), start=True)
+    assert wire.ask(HELD, id, cache="refresh")["CACHE_TIER"][0] == b"none"
+    assert wire.ask(HELD, id)["CACHE_TIER"][0] == b"hot"
+
+
+def test_scores_come_with_thinking_time(wire, new_id, new_scene):
+    """A computed answer has none yet; once thought about, it has."""
+    id = new_id()
+    first = wire.ask(HELD, id, frames=clip(2, seed=new_scene()), start=True)
+    assert np.isnan(first["SCORES"]).all()
+    assert np.isfinite(wire.ask(HELD, id, drain=True)["SCORES"]).all()
+
+
+def test_two_instances_share_everything(start_tiny, connect):
+    """Sessions move between instances, couplets are found by both, metrics are kept apart."""
+    runtime = start_tiny(instances=2)
+    wires = [connect(runtime) for _ in range(4)]
+    frames = clip(3)
+    truth = Truth(frames, [HELD] * 2)
+
+    def work(number):
+        wire = wires[number % 4]
+        first = wire.ask(HELD, number, frames=frames, start=True)
+        wire.ask(HELD * 0.5, number, mode="advance", outputs=["STATE"])
+        return first
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(work, range(1, 33)))
+    assert all(equal(got, truth.predict(HELD)) for got in answers)
+    truth.leave(HELD * 0.5)
+    # A sequence that begins anew may be given to the other instance.
+    for number in range(1, 33):
+        got = wires[0].ask(-HELD, number, start=True, resume=number)
+        assert equal(got, truth.predict(-HELD))
+
+    def both():
+        hits = [
+            metric(
+                runtime.endpoints,
+                "ctrlcache_lookups_total",
+                tier="hot",
+                result="exact",
+                instance=f"world_model_0_{i}",
+            )
+            for i in range(2)
+        ]
+        return all(hits)
+
+    eventually(both)
+
+
+def test_marked_sessions_never_mix(start_tiny, repository, connect):
+    """Few places, many sessions, none ended, over the ensemble and two instances: each session
+    sees its own frames, whenever it comes back."""
+    small = repository(
+        {"600000000": "1000000", "candidate_sequences: 1024": "candidate_sequences: 4"}
+    )
+    runtime = start_tiny(
+        model_repository=small,
+        models=("world_model", "cold_templates", "interactive_world"),
+        instances=2,
+    )
+    count = 12
+    truths = {n: Truth(clip(2, seed=n), [HELD]) for n in range(1, count + 1)}
+
+    def live(number):
+        wire = connect(runtime, model="interactive_world" if number % 2 else "world_model")
+        draw, wrong = random.Random(number), 0
+        wire.ask(HELD, number, frames=clip(2, seed=number), start=True)
+        for _ in range(5):
+            step = np.array([draw.uniform(-1, 1), draw.uniform(-1, 1)], np.float32)
+            options = {}
+            for _ in range(20):
+                try:
+                    got = wire.ask(step, number, outputs=["STATE"], mode="advance", **options)
+                    break
+                except InferenceServerException as error:
+                    if code(error) not in ("invalid", "unavailable"):
+                        raise
+                    # The batcher gave the place away: come back for the session.
+                    options = {"start": True, "resume": number}
+            expected, _ = truths[number].predict(step)
+            truths[number].leave(step)
+            wrong += not np.array_equal(got["STATE"], expected)
+        return wrong
+
+    with ThreadPoolExecutor(count) as pool:
+        assert sum(pool.map(live, range(1, count + 1))) == 0
+
+
+# --- malformed ------------------------------------------------------------------------------------
+
+
+def malformed(draw):
+    """One request that cannot be right: options for `Wire.refused`."""
+    number = draw.integers(1_000_000)
+    kinds = [
+        lambda: {"control": np.full((1, 2), draw.choice([np.nan, np.inf, -np.inf]))},
+        lambda: {
+            "control": draw.uniform(size=(int(draw.integers(1, 4)), int(draw.integers(3, 9))))
+        },
+        lambda: {"control": draw.uniform(size=(int(draw.integers(20, 40)), 2))},
+        lambda: {
+            "frames": np.zeros((1, *draw.integers(1, 9, 2), draw.choice([1, 2, 4])), np.uint8)
+        },
+        lambda: {"FRAMES_ENCODED": np.array([draw.bytes(int(draw.integers(0, 300)))], np.object_)},
+        lambda: {"HORIZON": np.array([draw.choice([-(2**31), -1, 0, 13, 2**31 - 1])], np.int32)},
+        lambda: {"CONTROL_TIMES": draw.uniform(size=int(draw.integers(2, 5)))},
+        lambda: {"FRAME_TIMES": draw.uniform(size=int(draw.integers(1, 5)))},
+        lambda: {
+            "frames": clip(2),
+            "FRAME_TIMES": np.array([1.0, draw.choice([1.0, 0.5, np.nan])]),
+        },
+        lambda: {"mode": f"mode-{number}"},
+        lambda: {"mode": "seek"},
+        lambda: {"mode": "seek", "frame": int(number + 10)},
+        lambda: {"cache": f"cache-{number}"},
+        lambda: {"max_error": str(draw.choice(["nan", "-1", "inf", "many"]))},
+        lambda: {"seed": int(-number - 1)},
+        lambda: {"device": f"device-{number}"},
+        lambda: {"tenant": "x" * int(draw.integers(65, 200))},
+        lambda: {"prompt": "p" * 3000},
+        lambda: {"resume": f"nobody-{number}", "start": True},
+        lambda: {"fork_of": int(number + 10_000_000), "start": True},
+        lambda: {"start": True},
+        lambda: {"resume": f"nobody-{number}"},
+        lambda: {f"parameter_{number}": True},
+        lambda: {"frames": clip(1), "FRAMES_ENCODED": np.array([b"x"], np.object_)},
+        lambda: {"CONTROL_TIMES": np.zeros(1, np.int32)},
+    ]
+    return kinds[int(draw.integers(len(kinds)))]()
+
+
+def test_malformed_requests_do_no_harm(wire, new_id):
+    """Random nonsense: each is refused with a helpful text, and the other sessions are bit-equal
+    to before."""
+    count = int(os.environ.get("CTRLCACHE_MALFORMED", "60"))
+    bystanders = [new_id() for _ in range(3)]
+    for number, id in enumerate(bystanders):
+        wire.ask(HELD, id, frames=clip(3, seed=number), start=True)
+    before = [wire.ask(-HELD, id, cache="off") for id in bystanders]
+    victim, draw = new_id(), np.random.default_rng(count)
+    wire.ask(HELD, victim, frames=clip(3), start=True)
+    for _ in range(count):
+        options = malformed(draw)
+        control = options.pop("control", HELD)
+        id = new_id() if options.get("start") else victim
+        kind, text = wire.refused(control, id, **options)
+        assert kind in ("invalid", "not found"), (kind, text, options)
+        assert len(text) > 30
+    assert wire.client.is_server_live()
+    for id, expected in zip([*bystanders], before, strict=True):
+        got = wire.ask(-HELD, id, cache="off")
+        assert np.array_equal(got["STATE"], expected["STATE"])
+        assert np.array_equal(got["PREDICTED_FRAMES"], expected["PREDICTED_FRAMES"])
+    assert equal(wire.ask(-HELD, victim, cache="off"), Truth(clip(3), [HELD] * 2).predict(-HELD))
+
+
+# --- the ensemble ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_ensemble_passes_everything_through(tiny_server, connect, new_id, protocol):
+    """Inputs, outputs, flags, ids and parameters reach the world model and come back."""
+    wire, id = connect(tiny_server, protocol, "interactive_world"), new_id()
+    frames, steps = clip(3, seed=50), controls(2)
+    got = wire.ask(np.vstack([steps, HELD]), id, frames=frames, start=True, task="push")
+    truth = Truth(frames, steps)
+    assert equal(got, truth.predict(HELD))
+    got = wire.ask(HELD, id, outputs=["TEMPLATES", "STATE"])
+    assert got["TEMPLATES"].tolist() == [0]
+    got = wire.ask(HELD, id, mode="advance", HORIZON=np.array([2], np.int32), cache="off")
+    assert got["STATE"].shape == (2, 12)
+    truth.leave(HELD)
+    kind, text = wire.refused(HELD, id, mode="nonsense")
+    assert (kind, "probe, advance, seek" in text) == ("invalid", True)
+    # The same session, asked directly.
+    assert equal(wire.ask(-HELD, id, model="world_model"), truth.predict(-HELD))
+    wire.ask(HELD, id, outputs=["STATE"], end=True)
+    kind, text = wire.refused(HELD, id)
+    assert (kind, "START" in text) == ("invalid", True)
+    assert equal(wire.ask(-HELD, new_id(), start=True, resume=id), truth.predict(-HELD))
+
+
+def test_metrics_count_what_happens(start_tiny, connect):
+    """Over HTTP, by instance: look-ups, sessions, sizes, saved time."""
+    runtime = start_tiny(parameters={"flush_interval_s": "0.2"})
+    wire, endpoints = connect(runtime), runtime.endpoints
+    wire.ask(HELD, 1, frames=clip(2), start=True)
+    for _ in range(3):
+        wire.ask(HELD, 1)
+    wire.ask(HELD, 1, drain=True)
+    labels = {"instance": "world_model_0_0", "tier": "hot"}
+    eventually(lambda: metric(endpoints, "ctrlcache_lookups_total", result="exact", **labels) == 4)
+    assert metric(endpoints, "ctrlcache_lookups_total", result="miss", **labels) == 1
+    assert metric(endpoints, "ctrlcache_lookup_seconds_count", **labels) == 5
+    assert metric(endpoints, "ctrlcache_hit_ratio", **labels) == pytest.approx(0.8)
+    assert metric(endpoints, "ctrlcache_saved_seconds_total") > 0
+    assert metric(endpoints, "ctrlcache_sessions", instance="world_model_0_0") == 1
+    assert metric(endpoints, "ctrlcache_score_seconds_count", score="probe") == 1
+    assert metric(endpoints, "ctrlcache_admissions_total", decision="unscored") >= 1
+    eventually(lambda: (metric(endpoints, "ctrlcache_entries", tier="hot") or 0) > 3)
+    assert metric(endpoints, "ctrlcache_bytes", tier="hot") > 1000
