@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import lmdb
 import numpy as np
@@ -22,24 +21,23 @@ from numpy.typing import NDArray
 
 from ctrlcache import eviction
 from ctrlcache.errors import ConfigError, CorruptRecord, TierUnavailable
-from ctrlcache.metrics import Corrupt, Evicted, Sink, ignore
+from ctrlcache.metrics import Sink, ignore
 from ctrlcache.tiers import segments
 from ctrlcache.tiers.base import Candidate, Entry, Record, TierStats
 from ctrlcache.tiers.places import Place, same_place
 from ctrlcache.tiers.warm_checks import cause_of, checked
-from ctrlcache.tiers.warm_files import Quarantine, WriterLock, disk_bytes, store_id
+from ctrlcache.tiers.warm_files import disk_bytes
 from ctrlcache.tiers.warm_index import WarmIndex
-from ctrlcache.tiers.warm_recovery import Progress, Survey, reconcile
+from ctrlcache.tiers.warm_keeper import Keeper, Settings
+from ctrlcache.tiers.warm_recovery import Progress
 from ctrlcache.tiers.warm_writer import Room, WarmWriter
 
 __all__ = ["WarmTier"]
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MIN_LIMIT_BYTES = 1 << 18
 _ATTEMPTS = 3
-_REBUILD = "rebuild"
 
 
 class WarmTier:
@@ -82,25 +80,24 @@ class WarmTier:
             raise ConfigError(f"index_bytes must be 1 MiB or more, got {index_bytes}")
         self.directory = Path(directory)
         self.index_directory = Path(index_directory)
-        self.trouble: str | None = None
-        self._room = Room(limit_bytes, min(segment_bytes, limit_bytes // 16))
-        self._durable = durable
-        self._policy = eviction.policy(policy)
-        self._index_bytes = index_bytes
-        self._read_only = read_only
-        self._on_event = on_event
-        self._progress = progress
+        self._keeper = Keeper(
+            Settings(
+                self.directory,
+                self.index_directory,
+                index_bytes,
+                Room(limit_bytes, min(segment_bytes, limit_bytes // 16)),
+                durable,
+                eviction.policy(policy),
+                read_only,
+                on_event,
+                clock,
+            ),
+            progress,
+        )
         self._now = clock
-        self._quarantine = Quarantine(self.directory)
-        self._rights = WriterLock(self.directory, self.index_directory)
         self._lock = threading.RLock()  # of this process's writing and following
-        self._index: WarmIndex | None = None
-        self._writer: WarmWriter | None = None
-        self._clock = 0.0  # of `gdsf`
         self._uses: dict[bytes, tuple[int, float]] = {}
         self._uses_lock = threading.Lock()
-        self._existed = False
-        self._said = ""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self.maintain()
@@ -113,7 +110,7 @@ class WarmTier:
     # --- reading ------------------------------------------------------------------------------
 
     def get(self, id: bytes) -> bytes | None:
-        index = self._index
+        index = self._keeper.index
         if index is None:
             return None
         try:
@@ -129,66 +126,71 @@ class WarmTier:
                 except CorruptRecord as error:
                     now = index.place(id)
                     if now is None or same_place(now, place):
-                        self._damaged(place, str(error))
+                        self._keeper.damaged(place, str(error))
                         return None
                     place = now
         except lmdb.Error as error:
-            self._say(f"the index cannot be read: {error}")
+            self._keeper.say(f"the index cannot be read: {error}")
         except OSError as error:
-            self._say(f"cannot read {self.directory}: {error}")
+            self._keeper.say(f"cannot read {self.directory}: {error}")
         return None
 
     def neighbours(
         self, space: bytes, control: NDArray[np.float32], limit: int = 16
     ) -> list[Candidate]:
-        index = self._index
+        index = self._keeper.index
         if index is None:
             return []
         try:
             return index.neighbours(space, control, limit)
         except lmdb.Error as error:
-            self._say(f"the index cannot be read: {error}")
+            self._keeper.say(f"the index cannot be read: {error}")
             return []
 
     def space(self, space: bytes) -> list[bytes]:
         """Ids of the couplets of a space, for prefetching."""
         try:
-            return [] if self._index is None else self._index.space(space)
+            return [] if self._keeper.index is None else self._keeper.index.space(space)
         except lmdb.Error as error:
-            self._say(f"the index cannot be read: {error}")
+            self._keeper.say(f"the index cannot be read: {error}")
             return []
 
     def entry(self, id: bytes) -> Entry | None:
         """What is known of a record beside its payload."""
         try:
-            place = None if self._index is None else self._index.place(id)
+            place = None if self._keeper.index is None else self._keeper.index.place(id)
         except lmdb.Error as error:
-            self._say(f"the index cannot be read: {error}")
+            self._keeper.say(f"the index cannot be read: {error}")
             return None
         return None if place is None else place.entry
 
     def scan(self) -> Iterator[Entry]:
-        if self._index is not None:
-            for place in self._index.scan():
+        if self._keeper.index is not None:
+            for place in self._keeper.index.scan():
                 yield place.entry
 
     def stats(self) -> TierStats:
-        entries = 0 if self._index is None else self._index.count()
+        entries = 0 if self._keeper.index is None else self._keeper.index.count()
         try:
             size = disk_bytes(self.directory)
         except OSError:
             size = 0
-        return TierStats(entries, size, self._room.limit_bytes)
+        return TierStats(entries, size, self._keeper.settings.room.limit_bytes)
 
     @property
     def writable(self) -> bool:
         """Whether this process is the one writer now."""
-        return self._writer is not None and self._rights.held()
+        return self._keeper.writable
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong now, in words, or None."""
+        return self._keeper.trouble
 
     @property
     def index(self) -> WarmIndex | None:
         """For tools; None while it cannot be opened."""
-        return self._index
+        return self._keeper.index
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -203,10 +205,10 @@ class WarmTier:
             return 0
         with self._lock:
             self._note_uses()
-            stored, error = self._attempt(lambda w: w.put(list(batch.values())))
+            stored, error = self._keeper.attempt(lambda w: w.put(list(batch.values())))
             if error is not None:
-                self._resign()
-                self._say(cause_of(error, self.directory))
+                self._keeper.resign()
+                self._keeper.say(cause_of(error, self.directory))
             return stored
 
     def delete(self, ids: Iterable[bytes]) -> int:
@@ -218,8 +220,8 @@ class WarmTier:
         wanted = list(dict.fromkeys(ids))
         with self._lock:
             if self.writable:
-                return self._attempt(lambda w: w.delete(wanted))
-            return self._require_index().forget_for_good(wanted)
+                return self._keeper.attempt(lambda w: w.delete(wanted))
+            return self._keeper.require_index().forget_for_good(wanted)
 
     def touch(self, ids: Iterable[bytes]) -> None:
         """Counted in memory; `maintain` writes it to the index, never the caller of this."""
@@ -233,13 +235,13 @@ class WarmTier:
         has it; write use counts; compact what is mostly dead. Troubles end up in `trouble`."""
         with self._lock:
             try:
-                self._settle()
+                self._keeper.settle()
                 self._note_uses()
-                if self._writer is not None:
-                    self._attempt(WarmWriter.upkeep)
-                self.trouble = None
+                if self._keeper.writer is not None:
+                    self._keeper.attempt(WarmWriter.upkeep)
+                self._keeper.trouble = None
             except (OSError, TierUnavailable, lmdb.Error) as error:
-                self._say(cause_of(error, self.directory))
+                self._keeper.say(cause_of(error, self.directory))
 
     def rebuild(self, progress: Progress | None = None) -> int:
         """Make the index anew from the segments; returns how many records it holds then.
@@ -248,26 +250,15 @@ class WarmTier:
         asks that one.
         """
         with self._lock:
-            index = self._require_index()
-            if not self._rights.acquire_local():
-                raise TierUnavailable("another process of this server maintains the index")
-            self._resign()
-            before, self._progress = self._progress, progress or self._progress
-            try:
-                index.clear()
-                self._rights.release_local()
-                self._settle()
-            finally:
-                self._progress = before
-            return index.count()
+            return self._keeper.rebuild(progress)
 
     def request_rebuild(self) -> None:
         """Have the process that maintains this server's index make it anew within moments."""
-        self._require_index().set_note(_REBUILD, b"1")
+        self._keeper.request_rebuild()
 
     @property
     def rebuild_pending(self) -> bool:
-        return self._require_index().note(_REBUILD) is not None
+        return self._keeper.rebuild_pending
 
     def close(self) -> None:
         """Stop, keep use counts, release the lock. The index stays for the server's others."""
@@ -277,128 +268,14 @@ class WarmTier:
         with self._lock:
             try:
                 self._note_uses()
-                if self._writer is not None and self._rights.held():
-                    self._writer.save_uses()
-            except (OSError, TierUnavailable, lmdb.Error) as error:
+            except (TierUnavailable, lmdb.Error) as error:
                 log.warning("warm tier: use counts are lost: %s", error)
-            self._resign()
-            self._rights.release()
-            if self._index is not None:
-                self._index.close()
-                self._index = None
+            self._keeper.close()
 
     @staticmethod
     def remove_index(index_directory: str | Path) -> None:
         """Give the index's memory back, when the last process of the server has closed it."""
         shutil.rmtree(index_directory, ignore_errors=True)
-
-    # --- roles --------------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """Be the writer if the lock is free, else follow."""
-        index = self._require_index()
-        if self._writer is not None and self._rights.held():
-            if index.note(_REBUILD) is not None:
-                self.rebuild()
-            return
-        self._resign()
-        if not self._read_only:
-            try:
-                if self._acquire():
-                    self._take_over(index)
-                    return
-            except OSError as error:
-                self._follow_others(index)
-                cause = cause_of(error, self.directory)
-                raise TierUnavailable(f"{cause}; what is there can still be read") from error
-            self._say_once(
-                f"{self.directory} is written by {self._rights.holder()}: reading along, and "
-                "taking over when that ends"
-            )
-        self._follow_others(index)
-        index.reap()
-
-    def _acquire(self) -> bool:
-        if not self._existed:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        # A directory that vanishes later is not made again: perhaps its disk is not mounted.
-        self._existed = True
-        return self._rights.acquire()
-
-    def _take_over(self, index: WarmIndex) -> None:
-        store_id(self.directory, create=True)
-        survey = self._reconcile(index, exclusive=True)
-        self._writer = WarmWriter(
-            self.directory,
-            index,
-            survey,
-            self._room,
-            durable=self._durable,
-            policy=self._policy,
-            now=self._now,
-            clock=self._clock,
-            quarantine=self._quarantine,
-            on_corrupt=self._damaged,
-            on_evicted=self._evicted,
-        )
-        self._said = ""
-        log.info("warm tier: writing %s, %d records", self.directory, index.count())
-
-    def _follow_others(self, index: WarmIndex) -> None:
-        # A sibling that holds the local lock keeps the index we share up to date.
-        if self._rights.acquire_local():
-            try:
-                self._reconcile(index, exclusive=False)
-            finally:
-                self._rights.release_local()
-
-    def _reconcile(self, index: WarmIndex, exclusive: bool) -> Survey:
-        store = store_id(self.directory)
-        if index.note("store") != store or index.note(_REBUILD) is not None:
-            index.clear()
-            index.set_note("store", store)
-        survey = reconcile(
-            index,
-            self.directory,
-            exclusive=exclusive,
-            quarantined=self._quarantine.load(),
-            progress=self._progress,
-        )
-        for damage in survey.damage:
-            self._count_damage(damage.segment, damage.offset, b"", damage.reason)
-        return survey
-
-    def _resign(self) -> None:
-        """Put the pen down; the lock stays ours, the next writer starts from what is on disk."""
-        if self._writer is not None:
-            self._clock = self._writer.clock
-            self._writer.abandon()
-            self._writer = None
-
-    def _attempt(self, work: Callable[[WarmWriter], T]) -> T:
-        """Run `work` as the writer; whatever fails becomes TierUnavailable with its cause."""
-        try:
-            self._settle()
-            if self._writer is None:
-                reason = (
-                    "was opened for reading only"
-                    if self._read_only
-                    else f"is written by {self._rights.holder()}"
-                )
-                raise TierUnavailable(f"{self.directory} {reason}")
-            return work(self._writer)
-        except (OSError, TierUnavailable, lmdb.Error) as error:
-            self._resign()
-            cause = cause_of(error, self.directory)
-            self._say(cause)
-            raise TierUnavailable(cause) from error
-
-    def _require_index(self) -> WarmIndex:
-        if self._index is None:
-            if self._closed.is_set():
-                raise TierUnavailable("the warm tier is closed")
-            self._index = WarmIndex(self.index_directory, self._index_bytes)
-        return self._index
 
     # --- details ------------------------------------------------------------------------------
 
@@ -417,49 +294,12 @@ class WarmTier:
             raise CorruptRecord("another record stands here")
         return payload
 
-    def _damaged(self, place: Place, reason: str) -> None:
-        """Count a damaged record once, and let nobody look at it again."""
-        index = self._index
-        if index is None or store_id(self.directory) != index.note("store"):
-            return  # another store was put here (a restore): the next look at it rebuilds
-        try:
-            found_first = index.forget([place.entry.id], expect={place.entry.id: place}) > 0
-        except TierUnavailable:
-            found_first = True
-        if found_first:
-            self._count_damage(place.segment, place.offset, place.entry.id, reason)
-
-    def _count_damage(self, segment: int, offset: int, id: bytes, reason: str) -> None:
-        self._quarantine.add(segment, offset, id, reason)
-        self._on_event(Corrupt(self.name))
-        log.warning(
-            "warm tier: segment %d is damaged at %d (%s): record %s is lost",
-            segment,
-            offset,
-            reason,
-            id.hex() or "unknown",
-        )
-
-    def _evicted(self, count: int) -> None:
-        if count:
-            self._on_event(Evicted(self.name, "bytes", count))
-
     def _note_uses(self) -> None:
         with self._uses_lock:
             uses, self._uses = self._uses, {}
-        if uses and self._index is not None:
-            clock = self._clock if self._writer is None else self._writer.clock
-            self._index.add_uses(uses, clock)
+        if uses and self._keeper.index is not None:
+            self._keeper.index.add_uses(uses, self._keeper.clock)
 
     def _follow(self, interval_s: float) -> None:
         while not self._closed.wait(interval_s):
             self.maintain()
-
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            log.warning("warm tier: %s", text)
-
-    def _say(self, cause: str) -> None:
-        self.trouble = cause
-        self._say_once(cause)

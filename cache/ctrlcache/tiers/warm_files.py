@@ -53,14 +53,13 @@ class WriterLock:
 
     def acquire(self, wait_s: float = 10.0) -> bool:
         """Whether we may write; OSError where the lock file cannot be opened."""
-        if self.held():
-            return True
-        self.release()
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not _flock(fd):
-            os.close(fd)
-            return False
-        self._fd = fd
+        if not self.held():
+            self.release()
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not _flock(fd):
+                os.close(fd)
+                return False
+            self._fd = fd
         # A sibling that follows holds the local lock only for moments, unless it is rebuilding.
         deadline = time.monotonic() + wait_s
         while not self.acquire_local():
@@ -69,9 +68,10 @@ class WriterLock:
                 return False
             time.sleep(0.01)
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        assert self._fd is not None
         with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, text, 0)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text, 0)
         return self.held()
 
     def acquire_local(self) -> bool:
