@@ -91,6 +91,7 @@ class Opener:
         self._store = store
         self._calibration_dir = calibration_dir
         self._default_device = default_device
+        self._devices: dict[str, tuple[int, DeviceCalibration]] = {}
         self._identity = DeviceCalibration.identity(self._spec.control_dim)
         self._conditionings: OrderedDict[tuple[str, str], tuple[Any, bytes]] = OrderedDict()
         self._lock = threading.Lock()
@@ -237,7 +238,15 @@ class Opener:
                 f"parameter 'device' must be {AUTO!r} or empty on this server, which has no "
                 f"calibration_dir, got {name!r}"
             )
-        return DeviceCalibration.load(self._calibration_dir, name, self._spec.control_dim)
+        try:
+            written_ns = (self._calibration_dir / f"{name}.json").stat().st_mtime_ns
+        except (OSError, ValueError):
+            written_ns = -1  # absent: loading it says so
+        known = self._devices.get(name)
+        if known is None or known[0] != written_ns:
+            device = DeviceCalibration.load(self._calibration_dir, name, self._spec.control_dim)
+            known = self._devices[name] = (written_ns, device)
+        return known[1]
 
     def _calibrated(self, request: Request, session: Session) -> tuple[Float, Session]:
         """The samples in calibrated units, and the session, which may have learnt from them."""

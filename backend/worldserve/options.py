@@ -31,7 +31,8 @@ class ServeOptions:
     else happens in the user's thinking time. probe_radius: 0 for the calibrated one. probe_batch:
     probes per rollout. keep_probes: probes are kept as couplets of their own. prefetch: predictions
     along the hand's motion. error_samples: share of approximate answers that are checked afterwards
-    against a full computation. calibration_dir: of devices. default_device: of requests that name
+    against a full computation. warmup_share: how much of the hot tier is filled from the warm one
+    before the model is ready. calibration_dir: of devices. default_device: of requests that name
     none; "" takes controls as they are, "auto" keeps running statistics.
     """
 
@@ -51,9 +52,10 @@ class ServeOptions:
     background: bool = True
     probe_radius: float = 0.0
     probe_batch: int = 4
-    keep_probes: bool = True
+    keep_probes: bool = False
     prefetch: bool = True
     error_samples: float = 0.02
+    warmup_share: float = 0.0
     calibration_dir: str = ""
     default_device: str = ""
 
@@ -77,11 +79,9 @@ class ServeOptions:
                 )
         if self.session_ttl_s <= 0:
             raise ConfigError(f"session_ttl_s must be positive, got {self.session_ttl_s}")
-        if self.error_samples > 1 or self.probe_radius > 0.5:
-            raise ConfigError(
-                "error_samples must be at most 1 and probe_radius at most 0.5, got "
-                f"{self.error_samples} and {self.probe_radius}"
-            )
+        for name, most in (("error_samples", 1.0), ("probe_radius", 0.5), ("warmup_share", 0.9)):
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} must be at most {most}, got {getattr(self, name)}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, str]) -> tuple[ServeOptions, dict[str, str]]:

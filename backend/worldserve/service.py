@@ -5,6 +5,7 @@ Knows no Triton. `put` may be called from any thread; replies come from the engi
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import threading
@@ -40,6 +41,7 @@ __all__ = ["WorldService"]
 _log = logging.getLogger(__name__)
 _ADAPTER = "adapter.safetensors"
 _HOUSEKEEPING_S = 10.0
+_MOST_LOADED = 65_536
 
 
 class WorldService:
@@ -130,6 +132,7 @@ class WorldService:
             trust.frame_radius if trust else _nowhere,
             on_event,
         )
+        self._fill_hot(config, options.warmup_share)
         self._closed = threading.Event()
         self._housekeeper = threading.Thread(
             target=self._keep_house, name="housekeeping", daemon=True
@@ -172,6 +175,16 @@ class WorldService:
         if self._warm is not None:
             self._warm.close()
         self._memory.close()
+
+    def _fill_hot(self, config: CacheConfig, share: float) -> None:
+        """Load what is worth most from the warm tier, before the first request comes."""
+        if self._warm is None or not share:
+            return
+        room = int(config.hot.size_bytes * share)
+        best = heapq.nlargest(
+            _MOST_LOADED, self._warm.scan(), key=lambda e: (e.radius > 0, e.cost_ms, e.created_s)
+        )
+        self.cache.load([entry.id for entry in best], room)
 
     def _keep_house(self) -> None:
         """Forget expired sessions: their memory is given back though nobody asks for it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ from worldserve.shutdown import StopWatch
 __all__ = ["TritonColdTemplates", "TritonWorldModel"]
 
 _START, _END = 1, 2
+_SWITCH_S = 5e-4
 _NOT_OURS = frozenset({"run_dir"})
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (InvalidInput, "INVALID_ARG"),
@@ -49,6 +51,8 @@ class TritonWorldModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the model, open the cache; a ConfigError here is what `load` reports."""
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        # A thread in the background holds the interpreter for at most this long.
+        sys.setswitchinterval(_SWITCH_S)
         self._sink = TritonSink(triton_metrics(pb_utils), args["model_instance_name"])
         self._service = WorldService(
             parameters=own_parameters(args),

@@ -310,6 +310,10 @@ class CoupletCache:
         """Bring what the warm tier has of a space into the hot tier, in the background."""
         self.upkeep.prefetch(space, control)
 
+    def load(self, ids: Iterable[bytes], room_bytes: int) -> None:
+        """Bring warm records into the hot tier, now, until `room_bytes` of them have come."""
+        self.upkeep.fetch(ids, room_bytes)
+
     def flush(self) -> int:
         """Write what waits to the warm tier now; TierUnavailable where it cannot take it."""
         return self.upkeep.flush()

@@ -253,7 +253,7 @@ class Upkeep:
 
     def promote(self, id: bytes) -> None:
         """Bring a warm record into the hot tier, soon."""
-        self.later(lambda: self._fetch([id], self._prefetch.buffer_size or 1 << 62))
+        self.later(lambda: self.fetch([id], self._prefetch.buffer_size or 1 << 62))
 
     def prefetch(self, space: bytes, control: NDArray[np.float32] | None = None) -> None:
         """Bring what the warm tier has of a space into the hot tier, soon, nearest first."""
@@ -277,9 +277,10 @@ class Upkeep:
         ids = list(dict.fromkeys(ids + self._warm.space(space)))
         # At most a quarter of the tier, so that what is fetched does not evict itself.
         room = min(self._prefetch.buffer_size, self._hot.stats().limit_bytes // 4)
-        self._fetch(ids, room)
+        self.fetch(ids, room)
 
-    def _fetch(self, ids: Iterable[bytes], room_bytes: int) -> None:
+    def fetch(self, ids: Iterable[bytes], room_bytes: int) -> None:
+        """Bring warm records into the hot tier, now, until `room_bytes` of them have come."""
         wanted = list(ids)
         for id, here in zip(wanted, self._hot.contains(wanted), strict=True):
             if here or self._warm is None:
