@@ -65,7 +65,7 @@ def evaluate(
     root: Path,
     split: str = "test",
     contexts: tuple[int, ...] = CONTEXTS,
-    starts: tuple[int, ...] = (32, 57, 82),
+    starts: tuple[int, ...] = (40, 80),
     prompt: bool = False,
 ) -> Evaluation:
     """Predict `STEPS[-1]` frames after each of `starts` frames of every episode of the split."""
