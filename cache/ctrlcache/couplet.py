@@ -268,7 +268,9 @@ def _restore_floats(
 ) -> NDArray[np.float32]:
     values = arrays[code]
     if values.dtype == np.int8:
-        return np.multiply(values, arrays[scale_code], dtype=np.float32)
+        floats = values.astype(np.float32)
+        floats *= arrays[scale_code]
+        return floats
     if values.dtype != np.float32:
         raise CorruptRecord(f"field {code} holds {values.dtype}")
     return values
@@ -302,14 +304,13 @@ def _restore_frames(arrays: dict[int, NDArray[Any]]) -> NDArray[np.uint8] | None
     planes = arrays.get(code)
     if planes is None:
         return None
-    horizon, _, height, width = planes.shape
-    frames = np.empty((horizon, height, width, 3), np.uint8)
-    frames[..., 1] = planes[:, 1]
-    frames[..., 0] = planes[:, 0] + planes[:, 1]
-    frames[..., 2] = planes[:, 2] + planes[:, 1]
-    np.add.accumulate(frames[0], axis=1, out=frames[0], dtype=np.uint8)
-    if code == _FRAMES_BY_PREVIOUS:
-        np.add.accumulate(frames, axis=0, out=frames, dtype=np.uint8)
-    else:
-        frames[1:] += frames[:1]
+    planes = planes.copy()  # (H, 3, h, w)
+    planes[:, 0] += planes[:, 1]
+    planes[:, 2] += planes[:, 1]
+    np.add.accumulate(planes[0], axis=-1, out=planes[0], dtype=np.uint8)
+    for step in range(1, len(planes)):  # faster than accumulating along the first axis
+        planes[step] += planes[step - 1 if code == _FRAMES_BY_PREVIOUS else 0]
+    frames = np.empty((*planes.shape[:1], *planes.shape[2:], 3), np.uint8)
+    for channel in range(3):
+        frames[..., channel] = planes[:, channel]
     return frames
