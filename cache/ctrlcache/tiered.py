@@ -35,11 +35,11 @@ from ctrlcache.tiers.hot import HotTier, Rest
 from ctrlcache.transfer import Migration
 from ctrlcache.upkeep import Checkpoint, LowerTier, Upkeep, hot_record
 
-__all__ = ["TEMPLATE", "CoupletCache", "Hit", "Query"]
+__all__ = ["ADOPTED", "TEMPLATE", "CoupletCache", "Hit", "Query"]
 
-#: Lineage of couplets that come from another context: never exact, and trusted only as far as
-#: their whole radius is.
-TEMPLATE = "template"
+#: Kinds of lineage: a couplet of another context, which never answers here; and an exact one of
+#: this context that a template of the cold tier has lent its trust (`ctrlcache.templates`).
+TEMPLATE, ADOPTED = "template", "adopted"
 _NOTHING: frozenset[str] = frozenset()
 _LOOK_AT = 16
 
@@ -59,7 +59,7 @@ class Query:
 class Hit:
     """An answer. states (H, S): for the plan that was asked for. couplet: as stored, with the
     fields that were read (`CoupletCache.fetch` reads more); has: all fields it holds. tier: `hot`,
-    `warm`, or `cold` for a template. bound: on the relative state error, 0 where exact; distance:
+    `warm`, or `cold` for a neighbour whose trust comes from a template. bound: on the relative state error, 0 where exact; distance:
     of the controls."""
 
     couplet: Couplet
@@ -73,6 +73,10 @@ class Hit:
 
 def _go_on() -> None:
     return None
+
+
+def _kind(couplet: Couplet) -> str:
+    return couplet.lineage.partition(":")[0]
 
 
 class CoupletCache:
@@ -138,7 +142,7 @@ class CoupletCache:
 
     def _exact(self, tier: Tier, id: bytes, want_frames: bool) -> Hit | None:
         found = self._read(tier, id, _NOTHING, want_frames)
-        if found is None or found[0].lineage == TEMPLATE:
+        if found is None or _kind(found[0]) == TEMPLATE:
             return None
         couplet, has = found
         return Hit(couplet, couplet.states, tier.name, True, 0.0, 0.0, has)
@@ -170,14 +174,9 @@ class CoupletCache:
         couplet, has = found
         if couplet.plan.shape != query.plan.shape:
             return None
-        name = tier.name
-        if couplet.lineage == TEMPLATE:
-            # What holds at its rim, in the context it comes from, is the least to allow for here.
-            widest = replace(candidate, distance=candidate.radius)
-            held = self._policy.accept(widest, query.max_error)
-            if held is None:
-                return None
-            name, bound = "cold", held
+        kind = _kind(couplet)
+        if kind == TEMPLATE:
+            return None
         control = query.plan[0]
         try:
             states = self._migration.migrate(
@@ -185,6 +184,7 @@ class CoupletCache:
             )
         except InvalidInput:  # never scored, so there is nothing to move it by
             return None
+        name = "cold" if kind == ADOPTED else tier.name
         return Hit(couplet, states, name, False, bound, candidate.distance, has)
 
     def _read(
@@ -251,7 +251,7 @@ class CoupletCache:
 
     def _completed(self, couplet: Couplet, scored: bool) -> Couplet:
         found = self._read(self._hot, couplet.id, ALL_FIELDS, False)
-        if found is None or found[0].lineage == TEMPLATE:
+        if found is None or _kind(found[0]) == TEMPLATE:
             return couplet
         before = found[0]
         names = ("frames",) if before.lossy and not couplet.lossy else sorted(ALL_FIELDS)

@@ -20,7 +20,7 @@ from ctrlcache.key import digest
 from ctrlcache.metrics import Admitted, Corrupt, Event, Lookup
 from ctrlcache.scores import Scores, probe_controls, scores_from_probes
 from ctrlcache.shared import SharedMemory
-from ctrlcache.tiered import TEMPLATE, CoupletCache, Query
+from ctrlcache.tiered import ADOPTED, TEMPLATE, CoupletCache, Query
 from ctrlcache.tiers.base import Record
 from ctrlcache.tiers.memory import MemoryTier
 from ctrlcache.tiers.warm import WarmTier
@@ -253,25 +253,34 @@ def test_another_provenance_never_answers(setting: Setting) -> None:
     assert setting.cache.lookup(ask([0.01, 0.0, 0.0], max_error=1.0)) is None
 
 
-def test_templates_are_never_exact(setting: Setting) -> None:
-    """A couplet from another context answers as an approximation, counted as cold, with the bound
-    at its own rim even where the control is the very same."""
-    made = replace(couplet([0.0, 0.0, 0.0]), lineage=TEMPLATE)
+def test_templates_answer_nothing(setting: Setting) -> None:
+    """A couplet from another context never answers here, not even for the very same control, and
+    leaves nothing behind in the exact one that takes its place."""
+    made = replace(couplet([0.0, 0.0, 0.0]), lineage=f"{TEMPLATE}:door-open")
     admission = setting.cache.admit(made, scores_of(made))
     assert admission.radius > 0
-    assert setting.cache.lookup(ask(made.control)) is None
-    hit = setting.cache.lookup(ask(made.control, max_error=0.1))
-    assert hit is not None
-    assert (hit.tier, hit.exact, hit.distance) == ("cold", False, 0.0)
-    at_rim = MODEL.bound(hit.couplet.curvature, hit.couplet.radius)
-    assert hit.bound == pytest.approx(at_rim)
-    assert setting.cache.lookup(ask(made.control, max_error=at_rim * 0.9)) is None
+    for control in (made.control, made.control + np.float32(0.01)):
+        assert setting.cache.lookup(ask(control, max_error=0.1)) is None
     exact = couplet([0.0, 0.0, 0.0])
     setting.cache.admit(exact)
     replaced = setting.cache.lookup(ask(made.control))
     assert replaced is not None
     assert replaced.couplet.lineage == "session"
-    assert replaced.couplet.radius == 0.0  # nothing is taken over from the template
+    assert replaced.couplet.radius == 0.0
+
+
+def test_borrowed_trust_is_named(setting: Setting) -> None:
+    """Where a template lent the trust that a neighbour's answer rests on, the tier is `cold`; the
+    couplet's own plan is answered exactly, and hot."""
+    made = replace(couplet([0.0, 0.0, 0.0]), lineage=f"{ADOPTED}:door-open")
+    setting.cache.admit(made, scores_of(made))
+    exact = setting.cache.lookup(ask(made.control, max_error=0.1))
+    near = setting.cache.lookup(ask([0.01, 0.0, 0.0], max_error=0.1))
+    assert exact is not None
+    assert near is not None
+    assert (exact.tier, exact.exact) == ("hot", True)
+    assert (near.tier, near.exact) == ("cold", False)
+    assert 0 < near.bound <= 0.1
 
 
 def test_damage_in_the_hot_tier_is_a_counted_miss(setting: Setting) -> None:
