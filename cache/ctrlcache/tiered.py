@@ -59,8 +59,8 @@ class Query:
 class Hit:
     """An answer. states (H, S): for the plan that was asked for. couplet: as stored, with the
     fields that were read (`CoupletCache.fetch` reads more); has: all fields it holds. tier: `hot`,
-    `warm`, or `cold` for a neighbour whose trust comes from a template. bound: on the relative state error, 0 where exact; distance:
-    of the controls."""
+    `warm`, or `cold` for a neighbour whose trust comes from a template. bound: on the relative
+    state error, 0 where exact; distance: of the controls."""
 
     couplet: Couplet
     states: NDArray[np.float32]
