@@ -14,7 +14,7 @@ from worldserve.training.stages import HORIZON, TrainingData, unroll
 __all__ = ["state_scale", "still_change"]
 
 _CONTEXT = 16
-_LEVELS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22)
+_LEVELS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.28, 0.35)
 
 
 @torch.no_grad()
