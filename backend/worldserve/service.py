@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,10 @@ class WorldService:
             max_pixels=options.max_frame_pixels,
         )
         self._memory = SharedMemory(
-            config.hot.directory, config.hot.size_bytes, config.hot.eviction
+            config.hot.directory,
+            config.hot.size_bytes,
+            config.hot.eviction,
+            on_event=on_event,
         )
         self._warm = _warm(config, on_event)
         self.background = Background()
@@ -92,7 +95,7 @@ class WorldService:
         )
         calibrations = Path(options.calibration_dir) if options.calibration_dir else None
         opener = Opener(self.model, self.sessions, calibrations, options.default_device)
-        recall = Recall(self.model, self.cache)
+        recall = Recall(self.model, self.cache, options.recall_contexts)
         self._templates = TaskTemplates(
             open_cold_store(config.cold, provenance, on_event),
             provenance,
@@ -133,6 +136,7 @@ class WorldService:
             on_event,
         )
         self._fill_hot(config, options.warmup_share)
+        self._decoders = ThreadPoolExecutor(2, "decode")
         self._closed = threading.Event()
         self._housekeeper = threading.Thread(
             target=self._keep_house, name="housekeeping", daemon=True
@@ -152,13 +156,21 @@ class WorldService:
             f"physics {', '.join(spec.physics_names)}; at most {self.sessions.limits.most} sessions"
         )
 
-    def floor(self) -> AbstractContextManager[None]:
-        """Background work rests while a request is being taken in."""
-        return self.background.floor()
-
     def put(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
-        """Have a request answered. InvalidInput, at once, for one that cannot be."""
-        self._scheduler.put(parse_request(raw, self.model.spec, self._limits), deliver)
+        """Have a request answered; `deliver` is called once, also with what is wrong with it."""
+        if "FRAMES_ENCODED" in raw.inputs:
+            # Decoding takes milliseconds, and must not keep other sessions' requests from coming in.
+            self._decoders.submit(self._take_in, raw, deliver)
+        else:
+            self._take_in(raw, deliver)
+
+    def _take_in(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
+        try:
+            with self.background.floor():
+                request = parse_request(raw, self.model.spec, self._limits)
+                self._scheduler.put(request, deliver)
+        except Exception as error:
+            deliver(error)
 
     def drain(self, timeout_s: float = 60.0) -> bool:
         """Wait until thinking time has nothing left to do; whether that was so in time."""
@@ -168,6 +180,7 @@ class WorldService:
         """Answer what waits, write what must not be lost, let go of everything."""
         self._closed.set()
         self._housekeeper.join()
+        self._decoders.shutdown()
         self.background.close()
         self._scheduler.close()
         self._templates.close()
