@@ -287,11 +287,10 @@ class Engine:
         """Write the session, reply, and leave the rest to thinking time."""
         turn = work.turn
         outputs = self._outputs(work)
-        stored = turn.old
-        if turn.changed or (turn.old is not None and self._store.stale(turn.old)):
-            stored = self._store.commit(turn.old, turn.after, self._pixels(turn), turn.taken)
-        if stored is not None:
-            turn.after = stored
+        if turn.changed:
+            turn.after = self._store.commit(turn.old, turn.after, self._pixels(turn), turn.taken)
+        elif turn.old is not None:
+            self._store.touch(turn.old)
         total = _ms_since(turn.request.arrived_s)
         if "TIMING_MS" in turn.request.outputs:
             turn.times_ms["total"] = total

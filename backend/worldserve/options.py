@@ -20,20 +20,28 @@ __all__ = ["ServeOptions", "load_model"]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """world_model_class: "module:Class", with `Class.load(directory, dtype=, threads=)`.
-
+    """The model: world_model_class is "module:Class", with `Class.load(directory, dtype=, threads=)`.
     weights_dir: where its weights are, by default the model version's own directory. threads: 0
-    leaves that to the environment. max_error: budget of requests that do not state one. default_
-    horizon: predicted frames of requests that do not say. session_ttl_s: how long a session lives
-    without a request; longer than the batcher's idle time. max_sessions: 0 for as many as fit.
-    batch_wait_ms: how long a request that must be computed waits for another session's to be
-    computed with it, while several sessions are active. background: scoring, prefetch and whatever
-    else happens in the user's thinking time. probe_radius: 0 for the calibrated one. probe_batch:
-    probes per rollout. keep_probes: probes are kept as couplets of their own. prefetch: predictions
+    leaves that to the environment.
+
+    Requests: max_error is the budget of those that state none, default_horizon the predicted frames
+    of those that do not say. max_frames: in one request; max_frame_pixels: of one frame.
+
+    Sessions: session_ttl_s is how long one lives without a request; longer than the batcher's idle
+    time. max_sessions: 0 for as many as fit. history_frames: kept of each. recall_contexts: presents
+    kept assembled in each instance.
+
+    Batches: batch_wait_ms is how long a request that must be computed waits for another session's,
+    while several are active; most_in_batch: requests in one.
+
+    Thinking time: background is whether there is any. probe_radius: 0 for the calibrated one.
+    probe_batch: probes per rollout. keep_probes: they are couplets of their own. prefetch: predict
     along the hand's motion. error_samples: share of approximate answers that are checked afterwards
     against a full computation. warmup_share: how much of the hot tier is filled from the warm one
-    before the model is ready. calibration_dir: of devices. default_device: of requests that name
-    none; "" takes controls as they are, "auto" keeps running statistics.
+    before the model is ready.
+
+    Devices: calibration_dir holds their calibrations. default_device: of requests that name none; ""
+    takes controls as they are, "auto" keeps running statistics.
     """
 
     world_model_class: str = "worldserve.models.reference:ReferenceWorldModel"
@@ -47,6 +55,7 @@ class ServeOptions:
     session_ttl_s: float = 3_600.0
     max_sessions: int = 0
     history_frames: int = 256
+    recall_contexts: int = 32
     batch_wait_ms: float = 2.0
     most_in_batch: int = 16
     background: bool = True
@@ -66,6 +75,7 @@ class ServeOptions:
             "max_frame_pixels": 1,
             "history_frames": 1,
             "most_in_batch": 1,
+            "recall_contexts": 1,
             "probe_batch": 1,
         }
         for f in fields(self):

@@ -159,7 +159,7 @@ class WorldService:
     def put(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
         """Have a request answered; `deliver` is called once, also with what is wrong with it."""
         if "FRAMES_ENCODED" in raw.inputs:
-            # Decoding takes milliseconds, and must not keep other sessions' requests from coming in.
+            # Decoding takes milliseconds, in which other sessions' requests must come in.
             self._decoders.submit(self._take_in, raw, deliver)
         else:
             self._take_in(raw, deliver)

@@ -7,6 +7,7 @@ accepted only on top of the version that it was made from.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ctrlcache.errors import ConfigError, CorruptRecord, CtrlCacheError
+from ctrlcache.errors import ConfigError, CorruptRecord, CtrlCacheError, TierUnavailable
 from ctrlcache.key import digest, frame_id, slice_id
 from ctrlcache.metrics import Corrupt, SessionCount, Sink, ignore
 from ctrlcache.shared import SharedMemory, Transaction
@@ -34,6 +35,7 @@ __all__ = [
 
 _ROWS, _INDEX = "sessions", "session-index"
 _SEEN = struct.Struct("<d?")  # touched, ended
+_DECODED = 64
 
 
 class SessionNotFound(CtrlCacheError):
@@ -102,6 +104,7 @@ class SessionStore:
         self._rows, self._index = memory.table(_ROWS), memory.table(_INDEX)
         self._on_event = on_event
         self._now = now
+        self._decoded: dict[bytes, tuple[bytes, Session]] = {}
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -123,11 +126,18 @@ class SessionStore:
         data = self._rows.get(self._prefix + key)
         if data is None:
             return None
-        try:
-            session = decode_session(data, self._provenance)
-        except CorruptRecord:
-            self._on_event(Corrupt("session"))
-            return None
+        known = self._decoded.get(key)
+        if known is not None and known[0] == data:
+            session = known[1]
+        else:
+            try:
+                session = decode_session(data, self._provenance)
+            except CorruptRecord:
+                self._on_event(Corrupt("session"))
+                return None
+            self._decoded[key] = (data, session)
+            while len(self._decoded) > _DECODED:
+                self._decoded.pop(next(iter(self._decoded)), None)
         if self._expired(session.touched_s):
             return None
         return session
@@ -135,10 +145,6 @@ class SessionStore:
     def count(self) -> int:
         """Sessions in memory, expired ones that were not collected yet included."""
         return sum(1 for _ in self._index.scan(self._prefix))
-
-    def stale(self, session: Session) -> bool:
-        """Whether `commit` would have anything to write for a request that changed nothing."""
-        return self._now() - session.touched_s >= self.limits.touch_s
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -189,6 +195,13 @@ class SessionStore:
         if old is None:
             self._on_event(SessionCount(self.count()))
         return new
+
+    def touch(self, session: Session) -> None:
+        """Note a request that changed nothing, unless one was noted a moment ago. Never raises: an
+        answer is not lost because of it."""
+        if self._now() - session.touched_s >= self.limits.touch_s:
+            with contextlib.suppress(SessionConflict, TierUnavailable):
+                self.commit(session, session)
 
     def collect(self) -> int:
         """Forget expired sessions; returns how many."""

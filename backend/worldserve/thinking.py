@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ctrlcache.admission import Admission
 from ctrlcache.couplet import Couplet
 from ctrlcache.errors import CtrlCacheError
-from ctrlcache.key import frame_id, is_held, slice_id, space_id
+from ctrlcache.key import couplet_id, frame_id, is_held, slice_id, space_id
 from ctrlcache.metrics import HitError, Scored, Sink, ignore
 from ctrlcache.scores import Scores, probe_controls, relative_error, scores_from_probes
 from ctrlcache.templates import lineage
@@ -324,6 +324,9 @@ class Thinking:
     ) -> None:
         present = self._commit(place, checkpoint)
         for control in controls:
+            plan = np.repeat(np.asarray(control, np.float32)[None], place.horizon, axis=0)
+            if self._keeper.fetch(couplet_id(place.space(), plan), ()) is not None:
+                continue
             [couplet] = self._roll(present, place, control[None], checkpoint)
             if place.with_frames and couplet.tokens is not None:
                 base = self._base_frame(place)

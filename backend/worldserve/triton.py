@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,14 @@ class TritonWorldModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Hand over; replies are sent later, each by its own sender."""
-        with self._service.floor():
-            for request in requests:
-                sender = request.get_response_sender()
-                try:
-                    raw = _raw(request)
-                    self._service.put(raw, lambda result, to=sender: _send(to, result))  # type: ignore[misc]
-                except Exception as error:
-                    _send(sender, error)
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                raw = _raw(request)
+            except Exception as error:
+                _send(sender, error)
+            else:
+                self._service.put(raw, partial(_send, sender))
 
     def finalize(self) -> None:
         self._close()

@@ -8,8 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tiny_world import HELD, Truth, clip, controls, equal
+from tiny_world import HELD, Truth, clip, controls, equal, trust_the_tiny_model
 from wire import InferenceServerException, code, eventually, metric
+
+from ctrlcache.scores import relative_error
+from ctrlcache.templates import build
+from ctrlcache.tiers.objects import Objects
+from ctrlcache.tiers.warm import WarmTier
+from worldserve.gateway import Credentials
+from worldserve.models.tiny import TinyWorldModel
 
 pytestmark = pytest.mark.server
 
@@ -40,6 +47,117 @@ def test_a_second_session_on_the_same_clip_hits(wire, new_id):
     assert got["CACHE_TIER"][0] == b"hot"
     assert got["TIMING_MS"][1] == 0
     assert equal(got, Truth(frames, [HELD] * 2).predict(HELD))
+
+
+def test_approximate_answers_keep_their_word(start_tiny, connect, tmp_path):
+    """Near a scored control the answer is derived, says so, and is no farther off than it says;
+    the session meanwhile stays exact."""
+    trust_the_tiny_model(tmp_path)
+    runtime = start_tiny(parameters={"weights_dir": str(tmp_path), "error_samples": "1"})
+    wire, frames, draw = connect(runtime), clip(3), np.random.default_rng(1)
+    truth, scale = Truth(frames, [HELD] * 2), TinyWorldModel().spec.state_scale
+    wire.ask(HELD, 1, frames=frames, start=True)
+    wire.ask(HELD, 1, drain=True)
+    errors, bounds = [], []
+    for _ in range(60):
+        near = HELD + draw.uniform(-0.04, 0.04, 2).astype(np.float32)
+        got = wire.ask(near, 1, outputs=["STATE", "EXACT", "ERROR_BOUND"], max_error=0.05)
+        states, _ = truth.predict(near)
+        errors.append(float(relative_error(got["STATE"], states, scale)))
+        bounds.append(float(got["ERROR_BOUND"][0]))
+        assert got["EXACT"][0] == (bounds[-1] == 0)
+        assert bounds[-1] <= 0.05
+    assert sum(bound > 0 for bound in bounds) > 30
+    assert all(error <= bound + 1e-7 for error, bound in zip(errors, bounds, strict=True))
+    assert wire.ask(HELD + 0.01, 1, outputs=["EXACT"], max_error=0)["EXACT"][0]
+    got = wire.ask(HELD + 0.02, 1, mode="advance", outputs=["EXACT"], max_error=0.05)
+    truth.leave(HELD + np.float32(0.02))
+    assert equal(wire.ask(-HELD, 1, cache="off"), truth.predict(-HELD))
+    wire.ask(HELD, 1, drain=True)
+    eventually(lambda: (metric(runtime.endpoints, "ctrlcache_hit_error_count") or 0) > 10)
+    near = {"tier": "hot", "result": "near"}
+    eventually(lambda: metric(runtime.endpoints, "ctrlcache_lookups_total", **near) > 30)
+
+
+def test_a_neighbours_frames_are_shown_only_nearby(start_tiny, connect, tmp_path):
+    """Within the calibrated distance its frames are good enough; beyond, frames are computed."""
+    trust_the_tiny_model(tmp_path)
+    settings = {"weights_dir": str(tmp_path), "trust_max_error": "2"}
+    wire = connect(start_tiny(parameters=settings))
+    wire.ask(HELD, 1, frames=clip(3), start=True)
+    first = wire.ask(HELD, 1, drain=True)
+    near = wire.ask(HELD + 0.005, 1, max_error=0.1)
+    assert not near["EXACT"][0]
+    assert np.array_equal(near["PREDICTED_FRAMES"], first["PREDICTED_FRAMES"])
+    far = HELD + np.float32(0.12)
+    assert not wire.ask(far, 1, outputs=["EXACT"], max_error=2)["EXACT"][0]
+    assert wire.ask(far, 1, max_error=2)["EXACT"][0]
+
+
+def test_the_warm_tier_outlives_the_server(start_tiny, connect, tmp_path):
+    """Flushed, a couplet is found by the next server, from disk or loaded before it was ready."""
+    settings = {"warm_dir": tmp_path / "warm", "parameters": {"flush_interval_s": "0.2"}}
+    frames, truth = clip(3), Truth(clip(3), [HELD] * 2)
+    first = start_tiny(**settings)
+    wire = connect(first)
+    wire.ask(HELD, 1, frames=frames, start=True)
+    wire.ask(HELD, 1, drain=True)
+    eventually(lambda: (metric(first.endpoints, "ctrlcache_entries", tier="warm") or 0) > 0)
+    first.stop()
+    second = connect(start_tiny(**settings))
+    got = second.ask(HELD, 1, frames=frames, start=True)
+    assert got["CACHE_TIER"][0] == b"warm"
+    assert equal(got, truth.predict(HELD))
+    warmed = {**settings, "parameters": {"warmup_share": "0.5"}, "instances": 1}
+    third = connect(start_tiny(**warmed))
+    got = third.ask(HELD, 1, frames=frames, start=True)
+    assert got["CACHE_TIER"][0] == b"hot"
+    assert equal(got, truth.predict(HELD))
+
+
+def test_templates_come_from_the_object_store(start_tiny, connect, tmp_path):
+    """What sessions of a task did becomes templates; the next server's cold step knows them, and
+    the session that follows finds the typical control computed before it is asked for."""
+    trust_the_tiny_model(tmp_path)
+    runtime = start_tiny(
+        models=("world_model", "cold_templates", "interactive_world"),
+        cold="embedded",
+        warm_dir=tmp_path / "warm",
+        objects_dir=tmp_path / "objects",
+        parameters={"weights_dir": str(tmp_path), "flush_interval_s": "0.2"},
+    )
+    wire, typical = connect(runtime), np.array([0.6, -0.4], np.float32)
+    for number in range(1, 7):
+        wire.ask(typical, number, frames=clip(2, seed=number), start=True, task="push")
+    wire.ask(typical, 6, drain=True)
+    eventually(lambda: (metric(runtime.endpoints, "ctrlcache_entries", tier="warm") or 0) > 6)
+    credentials = Credentials.load(runtime.run_dir / "s3-credentials.json")
+    objects = Objects(
+        runtime.endpoints.gateway,
+        "ctrlcache-templates",
+        (credentials.access_key, credentials.secret_key),
+        tls=False,
+    )
+    objects.ensure_bucket()
+    warm = WarmTier(
+        tmp_path / "warm", runtime.shm_dir / "of-the-test", limit_bytes=1 << 30, read_only=True
+    )
+    built = build(warm, objects, least=2)
+    warm.close()
+    assert [item.task for item in built] == ["push"]
+    ensemble = connect(runtime, model="interactive_world")
+    # At once: nothing is here yet. In the background it comes.
+    got = ensemble.ask(HELD, 50, frames=clip(2, seed=50), start=True, task="push")
+    eventually(
+        lambda: ensemble.ask(HELD, 50, outputs=["TEMPLATES", "STATE"], task="push")["TEMPLATES"][0]
+    )
+    got = ensemble.ask(-HELD, 51, frames=clip(2, seed=51), start=True, task="push")
+    assert got["CACHE_TIER"][0] == b"none"
+    ensemble.ask(-HELD, 51, drain=True)
+    got = ensemble.ask(typical, 51)
+    assert got["CACHE_TIER"][0] == b"hot"
+    assert equal(got, Truth(clip(2, seed=51), [-HELD]).predict(typical))
+    eventually(lambda: metric(runtime.endpoints, "ctrlcache_cold_requests_total", result="hit"))
 
 
 def test_refresh_computes(wire, new_id):

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from ctrlcache.calibration import TrustModel, trust_path
 from worldserve.models.protocol import RolloutInput
 from worldserve.models.tiny import TinyWorldModel
 from worldserve.request import OUTPUTS, RawRequest
@@ -94,6 +95,33 @@ class Truth:
         [out] = self.model.rollout([item])
         [frames] = self.model.generate([self.base], [out.tokens], [seed])
         return out.states, frames
+
+
+def trust_the_tiny_model(directory, seed=0):
+    """Write a calibration beside (absent) weights: cautious, and made for the tiny model."""
+    spec = TinyWorldModel(seed).spec
+    TrustModel(
+        weights_digest=spec.weights_digest,
+        migration="jacobian",
+        delta=0.05,
+        q=4.0,
+        kappa0=0.05,
+        curvature_power=1.0,
+        distance_power=2.0,
+        floor=1e-4,
+        max_distance=0.3,
+        probe_radius=0.1,
+        horizon=8,
+        rho_max=5.0,
+        stability_threshold=0.0,
+        transferability_threshold=1.0,
+        frame_psnr_db=30.0,
+        frame_distance=0.05,
+        frame_change=0.2,
+        pairs=1000,
+        contexts=100,
+        created="2026-01-01",
+    ).save(trust_path(directory))
 
 
 def controls(count, seed=0):
