@@ -20,16 +20,16 @@ __all__ = ["ServeOptions", "load_model"]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The model: world_model_class is "module:Class", with `Class.load(directory, dtype=, threads=)`.
-    weights_dir: where its weights are, by default the model version's own directory. threads: 0
-    leaves that to the environment.
+    """The model: world_model_class is "module:Class", whose `load(directory, dtype=, threads=)`
+    makes it. weights_dir: where its weights are, by default the model version's own directory.
+    threads: 0 leaves that to the environment.
 
     Requests: max_error is the budget of those that state none, default_horizon the predicted frames
     of those that do not say. max_frames: in one request; max_frame_pixels: of one frame.
 
     Sessions: session_ttl_s is how long one lives without a request; longer than the batcher's idle
-    time. max_sessions: 0 for as many as fit. history_frames: kept of each. recall_contexts: presents
-    kept assembled in each instance.
+    time. max_sessions: 0 for as many as fit. history_frames: kept of each. recall_contexts:
+    presents kept assembled in each instance.
 
     Batches: batch_wait_ms is how long a request that must be computed waits for another session's,
     while several are active; most_in_batch: requests in one.
@@ -40,8 +40,8 @@ class ServeOptions:
     against a full computation. warmup_share: how much of the hot tier is filled from the warm one
     before the model is ready.
 
-    Devices: calibration_dir holds their calibrations. default_device: of requests that name none; ""
-    takes controls as they are, "auto" keeps running statistics.
+    Devices: calibration_dir holds their calibrations. default_device: of requests that name none;
+    "" takes controls as they are, "auto" keeps running statistics.
     """
 
     world_model_class: str = "worldserve.models.reference:ReferenceWorldModel"
