@@ -129,6 +129,51 @@ class ControlHashIndex:
             self._count(txn, space, dimensions, level, count)
         return added.total()
 
+    def fill(
+        self,
+        txn: lmdb.Transaction,
+        spaces: NDArray[Any],
+        controls: NDArray[np.float32],
+        radii: NDArray[np.float64],
+        curvatures: NDArray[np.float64],
+        ids: NDArray[Any],
+    ) -> None:
+        """`add` for very many entries that are not there yet, of one width: spaces and ids (n,) of
+        16 bytes (dtype V16), controls (n, C) finite, radii and curvatures (n,)."""
+        count, dimensions = controls.shape
+        widths = np.array([*LEVEL_WIDTHS, np.inf])
+        levels = np.searchsorted(widths[:WIDE], 2.0 * radii, side="left")
+        leading = controls[:, :CELL_DIMENSIONS].astype(np.float64) / widths[levels][:, None]
+        bins = np.clip(np.floor(leading), -_CELL_LIMIT, _CELL_LIMIT)
+        bins[levels == WIDE] = 0
+        keys = np.zeros(count, [("space", "V16"), ("level", "u1"), ("bins", ">i2", bins.shape[1:])])
+        keys["space"], keys["level"], keys["bins"] = spaces, levels, bins
+        values = np.zeros(count, _layout(dimensions, keys=False))
+        values["control"], values["radius"] = controls, radii
+        values["curvature"], values["id"] = curvatures, ids
+        halves = spaces.view(">u8").reshape(count, 2)
+        order = np.lexsort((levels, halves[:, 1], halves[:, 0]))
+        packed, key_bytes = keys[order].tobytes(), keys.itemsize
+        body, value_bytes = values[order].tobytes(), values.itemsize
+        with txn.cursor(self._cells) as cursor:
+            cursor.putmulti(
+                (
+                    packed[n * key_bytes : (n + 1) * key_bytes],
+                    body[n * value_bytes : (n + 1) * value_bytes],
+                )
+                for n in range(count)
+            )
+        runs = np.flatnonzero(
+            np.r_[
+                True,
+                (np.diff(halves[order], axis=0) != 0).any(axis=1) | (np.diff(levels[order]) != 0),
+            ]
+        )
+        sizes = np.diff(np.r_[runs, count])
+        for start, size in zip(runs.tolist(), sizes.tolist(), strict=True):
+            row = order[start]
+            self._count(txn, spaces[row].tobytes(), dimensions, int(levels[row]), size)
+
     def remove(self, txn: lmdb.Transaction, entry: Entry) -> bool:
         """Take out an entry, given exactly as it was added; whether it was there."""
         if entry.control is None:

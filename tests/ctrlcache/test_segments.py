@@ -144,14 +144,14 @@ def test_a_footer_tells_the_truth_or_nothing(
     with path.open("rb") as file:
         footer = segments.read_footer(file.fileno(), 1, len(raw))
     assert footer is not None
-    assert footer.headers == tuple(written)
+    assert footer.headers() == tuple(written)
     assert footer.end == written[-1].end
     at = data.draw(st.integers(footer.end, len(raw) - 1))
     raw[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(raw)
     with path.open("rb") as file:
         footer = segments.read_footer(file.fileno(), 1, len(raw))
-    assert footer is None or (footer.headers is None and footer.damaged)
+    assert footer is None or (footer.raw is None and footer.damaged)
 
 
 @quick
@@ -181,7 +181,7 @@ def test_small_records_do_without_a_footer(directory: Path) -> None:
     path = segments.segment_path(directory, 1)
     with path.open("rb") as file:
         footer = segments.read_footer(file.fileno(), 1, path.stat().st_size)
-    assert footer == segments.Footer(written[-1].end, 50, None)
+    assert footer == segments.Footer(1, written[-1].end, 50, None)
     assert scan(path)[:50] == written
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tier_openers import shm_path
 from warm_process import SPACE, identity, open_tier, payload, record
 
@@ -23,8 +25,10 @@ from ctrlcache.errors import ConfigError, InvalidInput, TierUnavailable
 from ctrlcache.metrics import Corrupt, Event, Evicted
 from ctrlcache.tiers import segments
 from ctrlcache.tiers.base import Entry, Record
+from ctrlcache.tiers.places import SegmentRow
 from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.tiers.warm_files import disk_bytes
+from ctrlcache.tiers.warm_index import WarmIndex
 
 KILLS = int(os.environ.get("CTRLCACHE_KILLS", "20"))
 FLIPS = int(os.environ.get("CTRLCACHE_FLIPS", "200"))
@@ -351,6 +355,78 @@ def test_a_segment_cut_short_by_others_is_a_miss(open_warm: Open) -> None:
     assert verdicts.count(None) == len(events) > 0
 
 
+def everything_in(index: WarmIndex) -> dict[str, list[tuple[bytes, bytes]]]:
+    """All rows of an index, by database (the directory's notes apart)."""
+    found = {}
+    with index._env.begin() as txn:
+        for name in ("places", "members", "segments", "tombs", "warm.cells", "warm.spaces"):
+            db = index._env.open_db(name.encode(), txn=txn, create=False)
+            found[name] = [(bytes(key), bytes(value)) for key, value in txn.cursor(db)]
+    return found
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from("pppprdco"), st.integers(0, 60), st.integers(1, 30)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_an_index_filled_at_once_is_the_index_that_grew(
+    tmp_path: Path, index: Path, steps: list[tuple[str, int, int]]
+) -> None:
+    """Whatever was put, replaced, deleted and compacted, with whatever widths and radii: what is
+    filled in at once from the segments equals what reading them one by one gives, row by row."""
+    directory = tmp_path / "warm"
+    shutil.rmtree(directory, ignore_errors=True)
+    WarmTier.remove_index(index)
+    rng = np.random.default_rng(len(steps))
+    tier = open_tier(directory, index, 1 << 20, 16 << 10)
+    for verb, start, count in steps:
+        chosen = ids(start + count)[start:]
+        if verb == "d":
+            tier.delete(chosen)
+        elif verb == "c":
+            tier.maintain()
+        else:
+            tier.put([_varied(id, verb, rng) for id in chosen])
+    tier.close()
+    WarmTier.remove_index(index)
+    tier = open_tier(directory, index, 1 << 20, 16 << 10)
+    assert tier.index is not None
+    filled = everything_in(tier.index)
+    tier.close()
+    WarmTier.remove_index(index)
+    grown = WarmIndex(index, 64 << 20)
+    for number, size in segments.list_segments(directory).items():
+        path = segments.segment_path(directory, number)
+        with path.open("rb") as file:
+            footer = segments.read_footer(file.fileno(), number, size)
+            end = size if footer is None else footer.end
+            headers = list(segments.scan(file.fileno(), number, 0, end, verify_payload=False))
+        for header in headers:
+            assert isinstance(header, segments.Header)
+            grown.publish([header])
+        grown.set_rows({number: SegmentRow(end, size, sealed=footer is not None)})
+    expected = everything_in(grown)
+    grown.close()
+    for name, rows in expected.items():
+        assert filled[name] == rows, name
+
+
+def _varied(id: bytes, verb: str, rng: np.random.Generator) -> Record:
+    width = {"p": 4, "r": 4, "o": 3}[verb]
+    control = rng.uniform(-1.5, 1.5, width).astype(np.float32) if rng.random() < 0.8 else None
+    radius = float(rng.choice([0.0, 0.025, 0.1, 0.2, 0.41, 3.0]))
+    # A space holds controls of one width.
+    space = bytes([width, id[0] % 4]) * 8
+    entry = Entry(id, space, control, radius, float(rng.random()), float(rng.random()), 1e9)
+    return Record(entry, rng.bytes(int(rng.integers(1, 3000))))
+
+
 # --- deletion, replacement, eviction ------------------------------------------------------------
 
 
@@ -438,9 +514,11 @@ def test_records_without_control_and_with_another_width(open_warm: Open) -> None
     """Slices (no control) are found by id; a couplet whose control does not fit its space is
     found by id and is nobody's neighbour."""
     tier = open_warm()
-    a, b, c = ids(3)
+    a, b, c, d = ids(4)
+    far = np.full(4, 5, np.float32)
     tier.put(
         [
+            Record(Entry(d, SPACE, far, 0.1, 0, 1, 0), b"d"),
             Record(Entry(a, SPACE, np.zeros(4, np.float32), 0.1, 0, 1, 0), b"a"),
             Record(Entry(b, SPACE, None, 0.0, 0, 1, 0), b"b"),
             Record(Entry(c, SPACE, np.zeros(3, np.float32), 0.1, 0, 1, 0), b"c"),
@@ -448,7 +526,7 @@ def test_records_without_control_and_with_another_width(open_warm: Open) -> None
     )
     assert [tier.get(id) for id in (a, b, c)] == [b"a", b"b", b"c"]
     assert [n.id for n in tier.neighbours(SPACE, np.zeros(4, np.float32))] == [a]
-    assert tier.rebuild() == 3
+    assert tier.rebuild() == 4
     assert [n.id for n in tier.neighbours(SPACE, np.zeros(4, np.float32))] == [a]
 
 

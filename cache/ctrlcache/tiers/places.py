@@ -13,6 +13,7 @@ from ctrlcache.tiers.base import Entry
 from ctrlcache.tiers.segments import Header
 
 __all__ = [
+    "PLACE_FIELDS",
     "TOMB",
     "USE",
     "Place",
@@ -29,6 +30,20 @@ Buffer: TypeAlias = bytes | memoryview
 #: segment, sequence, offset, header bytes, payload bytes, radius, curvature, created_s, cost_ms,
 #: head of the payload checksum, space; the control follows
 _PLACE = struct.Struct("<QQIIIdddd8s16s")
+#: The same for numpy, by the names that headers use.
+PLACE_FIELDS = [
+    ("segment", "<u8"),
+    ("sequence", "<u8"),
+    ("offset", "<u4"),
+    ("header_bytes", "<u4"),
+    ("payload_bytes", "<u4"),
+    ("radius", "<f8"),
+    ("curvature", "<f8"),
+    ("created_s", "<f8"),
+    ("cost_ms", "<f8"),
+    ("digest", "V8"),
+    ("space", "V16"),
+]
 _ROW = struct.Struct("<QQQQQQ")
 TOMB = struct.Struct("<QQ")  # sequence, segment of the newest tombstone (0: none on disk)
 USE = struct.Struct("<fdd")  # hits, last_used_s, clock

@@ -28,6 +28,7 @@ from ctrlcache.errors import CorruptRecord, InvalidInput
 from ctrlcache.tiers.base import Entry
 
 __all__ = [
+    "FIXED_FIELDS",
     "MAX_PAYLOAD_BYTES",
     "Damage",
     "Footer",
@@ -54,16 +55,35 @@ MAX_CONTROL_DIM = 4096
 
 _SEGMENT_MAGIC = b"CTRLSEG\x01"
 _TRAILER_MAGIC = b"CTRLEND\x01"
-_RECORD_MAGIC = b"cSc\xa7"
+RECORD_MAGIC = b"cSc\xa7"
 #: magic, version, kind, control width (0xFFFF: no control), header bytes, payload bytes, segment,
 #: offset, sequence, id, space, radius, curvature, created_s, cost_ms, payload checksum
 _FIXED = struct.Struct("<4sBBHIIQQQ16s16sdddd16s")
+#: The same for numpy, for those who read headers by the million.
+FIXED_FIELDS = [
+    ("magic", "V4"),
+    ("version", "u1"),
+    ("kind", "u1"),
+    ("width", "<u2"),
+    ("header_bytes", "<u4"),
+    ("payload_bytes", "<u4"),
+    ("segment", "<u8"),
+    ("offset", "<u8"),
+    ("sequence", "<u8"),
+    ("id", "V16"),
+    ("space", "V16"),
+    ("radius", "<f8"),
+    ("curvature", "<f8"),
+    ("created_s", "<f8"),
+    ("cost_ms", "<f8"),
+    ("checksum", "V16"),
+]
 _SEGMENT = struct.Struct("<8sQd24x16s")
 #: magic, segment, end of the records, footer bytes, header count, footer checksum, own checksum
 _TRAILER = struct.Struct("<8sIIII8x16s16s")
 SEGMENT_HEADER_BYTES = _SEGMENT.size
 TRAILER_BYTES = _TRAILER.size
-_NO_CONTROL = 0xFFFF
+NO_CONTROL = 0xFFFF
 _CHECKSUM_BYTES = 16
 _NAME = re.compile(r"seg-(\d{10})\.ccs")
 _SMALL_WINDOW = 4 << 10
@@ -111,13 +131,26 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a sealed segment says of itself; `headers` is None where they were not repeated, or
-    (`damaged`) cannot be trusted."""
+    """What a sealed segment says of itself. raw: the bytes of all headers; None where they were
+    not repeated, or (`damaged`) cannot be trusted."""
 
+    segment: int
     end: int
     count: int
-    headers: tuple[Header, ...] | None
+    raw: bytes | None
     damaged: bool = False
+
+    def headers(self) -> tuple[Header, ...]:
+        """CorruptRecord where another version wrote them."""
+        found: list[Header] = []
+        at = 0
+        raw = self.raw or b""
+        while at < len(raw):
+            # The checksum over the whole footer stands for each header's own.
+            header = parse_header(raw, at, self.segment, _offset_of(raw, at), verify=False)
+            found.append(header)
+            at += header.header_bytes
+        return tuple(found)
 
 
 class _CutOff(CorruptRecord):
@@ -191,7 +224,7 @@ def pack_header(
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise InvalidInput(f"payload of {payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES} fit")
     if entry.control is None:
-        dim, control = _NO_CONTROL, b""
+        dim, control = NO_CONTROL, b""
     else:
         values = np.ascontiguousarray(entry.control, dtype="<f4")
         if values.ndim != 1 or values.size > MAX_CONTROL_DIM:
@@ -199,9 +232,9 @@ def pack_header(
                 f"control must be (C,) with C at most {MAX_CONTROL_DIM}, got {values.shape}"
             )
         dim, control = values.size, values.tobytes()
-    size = header_bytes(None if dim == _NO_CONTROL else dim)
+    size = header_bytes(None if dim == NO_CONTROL else dim)
     head = _FIXED.pack(
-        _RECORD_MAGIC,
+        RECORD_MAGIC,
         VERSION,
         kind,
         dim,
@@ -241,9 +274,9 @@ def parse_header(
         raise CorruptRecord("header is cut off")
     fields = _FIXED.unpack_from(data, at)
     magic, version, kind, dim, size, payload = fields[:6]
-    if magic != _RECORD_MAGIC:
+    if magic != RECORD_MAGIC:
         raise CorruptRecord("no record magic")
-    expected = header_bytes(None if dim == _NO_CONTROL else dim)
+    expected = header_bytes(None if dim == NO_CONTROL else dim)
     if size != expected or len(data) - at < size:
         raise CorruptRecord("header length is wrong")
     raw = bytes(data[at : at + size])
@@ -256,7 +289,7 @@ def parse_header(
     if kind not in (RECORD, TOMBSTONE) or payload > MAX_PAYLOAD_BYTES:
         raise CorruptRecord("impossible kind or length")
     control = None
-    if dim != _NO_CONTROL:
+    if dim != NO_CONTROL:
         control = np.frombuffer(raw, dtype="<f4", count=dim, offset=_FIXED.size)
     entry = Entry(
         id=fields[9],
@@ -304,22 +337,11 @@ def read_footer(fd: int, segment: int, size: int) -> Footer | None:
     if end + footer_bytes + TRAILER_BYTES != size:
         return None
     if not footer_bytes and count:
-        return Footer(end, count, None)
+        return Footer(segment, end, count, None)
     data = os.pread(fd, footer_bytes, end)
     if len(data) != footer_bytes or checksum(data) != digest:
-        return Footer(end, count, None, damaged=True)
-    headers: list[Header] = []
-    at = 0
-    try:
-        for _ in range(count):
-            offset = _offset_of(data, at)
-            # The checksum over the whole footer stands for each header's own.
-            header = parse_header(data, at, segment, offset, verify=False)
-            headers.append(header)
-            at += header.header_bytes
-    except CorruptRecord:
-        return Footer(end, count, None, damaged=True)
-    return Footer(end, count, tuple(headers))
+        return Footer(segment, end, count, None, damaged=True)
+    return Footer(segment, end, count, data)
 
 
 def _offset_of(data: bytes, at: int) -> int:
@@ -387,7 +409,7 @@ def _header_at(window: _Window, segment: int, at: int, end: int) -> Header:
         raise _CutOff("seal is unfinished")
     if not _FIXED.size < size <= header_bytes(MAX_CONTROL_DIM):
         raise CorruptRecord("header length is wrong")
-    if at + size > end and bytes(fixed[:4]) == _RECORD_MAGIC:
+    if at + size > end and bytes(fixed[:4]) == RECORD_MAGIC:
         raise _CutOff("header is cut off")
     if number == segment and offset < at:
         parse_header(window.at(at, size), 0, segment, offset)
@@ -411,11 +433,11 @@ def _resync(fd: int, segment: int, start: int, end: int) -> int | None:
     at = start
     while at < end:
         data = bytes(window.at(at, _LARGE_WINDOW))
-        found = data.find(_RECORD_MAGIC)
+        found = data.find(RECORD_MAGIC)
         if found < 0:
             if len(data) < _LARGE_WINDOW:
                 return None
-            at += len(data) - len(_RECORD_MAGIC) + 1
+            at += len(data) - len(RECORD_MAGIC) + 1
             continue
         if _valid_header(window, segment, at + found, end) is not None:
             return at + found

@@ -12,8 +12,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lmdb
+import numpy as np
+from numpy.typing import NDArray
 
 from ctrlcache.errors import InvalidInput
 from ctrlcache.eviction import used
@@ -63,7 +66,7 @@ class WarmIndex(WarmReads):
         change = _Change()
         live = 0
         with self._writing() as txn:
-            fresh: list[Entry] = []
+            fresh: dict[bytes, Entry] = {}  # accepted, and not yet filed by control
             newest = int.from_bytes(txn.get(b"sequence", b"", db=self._meta), "big")
             for header in headers:
                 newest = max(newest, header.sequence)
@@ -72,13 +75,54 @@ class WarmIndex(WarmReads):
                 )
                 id = header.entry.id
                 if header.tombstone:
-                    self._bury(txn, header, change)
+                    self._bury(txn, header, change, fresh)
                 elif (header.segment, header.offset, id) not in skip:
                     live += self._accept(txn, header, change, fresh)
-            self._file(txn, fresh)
+            self._file(txn, list(fresh.values()))
             self._apply(txn, change, rows or {})
             txn.put(b"sequence", newest.to_bytes(8, "big"), db=self._meta)
         return live
+
+    def fill(
+        self, records: NDArray[Any], rows: NDArray[Any], controls: NDArray[np.float32] | None
+    ) -> None:
+        """Make very many live records known that are not yet, sorted by id (see `bulk`).
+
+        records: their headers, with the fields of `segments.FIXED_FIELDS`; rows: what `places`
+        holds of them; controls (n, C), or None where they have none.
+        """
+        ids = np.ascontiguousarray(records["id"])
+        change = _Change()
+        with self._writing() as txn:
+            _put_all(txn, self._places, ids, rows)
+            keys = np.zeros(len(records), [("segment", ">u8"), ("offset", ">u8")])
+            keys["segment"], keys["offset"] = records["segment"], records["offset"]
+            order = np.lexsort((records["offset"], records["segment"]))
+            _put_all(txn, self._members, keys[order], ids[order])
+            if controls is not None:
+                sound = np.isfinite(controls).all(axis=1)
+                self._controls.fill(
+                    txn,
+                    np.ascontiguousarray(records["space"][sound]),
+                    controls[sound],
+                    records["radius"][sound],
+                    records["curvature"][sound],
+                    ids[sound],
+                )
+            sizes = records["header_bytes"].astype(np.int64) + records["payload_bytes"]
+            numbers, where = np.unique(records["segment"], return_inverse=True)
+            for n, segment in enumerate(numbers.tolist()):
+                change.add(segment, int(sizes[where == n].sum()), int((where == n).sum()))
+            self._apply(txn, change, {})
+
+    def note_sequences(self, oldest: Mapping[int, int], newest: int) -> None:
+        """The lowest sequence in each segment, and the highest of all."""
+        change = _Change()
+        change.oldest.update(oldest)
+        newest = max(newest, self.newest_sequence())
+        with self._writing() as txn:
+            self._apply(txn, change, {})
+            txn.put(b"sequence", newest.to_bytes(8, "big"), db=self._meta)
 
     def forget(self, ids: Iterable[bytes], expect: Mapping[bytes, Place] | None = None) -> int:
         """Take records out; with `expect`, only those that still lie there."""
@@ -188,7 +232,7 @@ class WarmIndex(WarmReads):
             self._controls.clear(txn)
 
     def _accept(
-        self, txn: lmdb.Transaction, header: Header, change: _Change, fresh: list[Entry]
+        self, txn: lmdb.Transaction, header: Header, change: _Change, fresh: dict[bytes, Entry]
     ) -> bool:
         id = header.entry.id
         buried = txn.get(id, db=self._tombs)
@@ -202,15 +246,17 @@ class WarmIndex(WarmReads):
                 return True
             if rank >= new:
                 return False
-            self._remove(txn, old, change)
+            self._remove(txn, old, change, fresh)
         txn.put(id, pack_place(header), db=self._places)
         txn.put(MEMBER.pack(header.segment, header.offset), id, db=self._members)
         change.add(header.segment, header.end - header.offset, 1)
         if header.entry.control is not None:
-            fresh.append(header.entry)
+            fresh[id] = header.entry
         return True
 
-    def _bury(self, txn: lmdb.Transaction, header: Header, change: _Change) -> None:
+    def _bury(
+        self, txn: lmdb.Transaction, header: Header, change: _Change, fresh: dict[bytes, Entry]
+    ) -> None:
         id = header.entry.id
         found = txn.get(id, db=self._tombs)
         rank = (header.sequence, header.segment)
@@ -218,13 +264,20 @@ class WarmIndex(WarmReads):
             txn.put(id, TOMB.pack(*rank), db=self._tombs)
         row = txn.get(id, db=self._places)
         if row is not None and (place := unpack_place(id, row)).sequence < header.sequence:
-            self._remove(txn, place, change)
+            self._remove(txn, place, change, fresh)
             txn.delete(id, db=self._uses)
 
-    def _remove(self, txn: lmdb.Transaction, place: Place, change: _Change) -> None:
+    def _remove(
+        self,
+        txn: lmdb.Transaction,
+        place: Place,
+        change: _Change,
+        fresh: dict[bytes, Entry] | None = None,
+    ) -> None:
         txn.delete(place.entry.id, db=self._places)
         txn.delete(MEMBER.pack(place.segment, place.offset), db=self._members)
-        if place.entry.control is not None:
+        filed = fresh is None or fresh.pop(place.entry.id, None) is None
+        if filed and place.entry.control is not None:
             self._controls.remove(txn, place.entry)
         change.add(place.segment, -place.size_bytes, -1)
 
@@ -253,6 +306,19 @@ class WarmIndex(WarmReads):
             row = rows.get(segment, row)
             row = replace(row, live_bytes=live_bytes, live_count=live_count, oldest=oldest)
             txn.put(key, pack_row(row), db=self._segments)
+
+
+def _put_all(txn: lmdb.Transaction, db: Any, keys: NDArray[Any], values: NDArray[Any]) -> None:
+    packed, key_bytes = keys.tobytes(), keys.itemsize
+    body, value_bytes = values.tobytes(), values.itemsize
+    with txn.cursor(db) as cursor:
+        cursor.putmulti(
+            (
+                packed[n * key_bytes : (n + 1) * key_bytes],
+                body[n * value_bytes : (n + 1) * value_bytes],
+            )
+            for n in range(len(keys))
+        )
 
 
 class _Change:

@@ -8,11 +8,13 @@ writer takes over: what the last one may have left half-written is verified whol
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ctrlcache.errors import CorruptRecord
 from ctrlcache.tiers import segments
+from ctrlcache.tiers.bulk import Bulk
 from ctrlcache.tiers.places import SegmentRow
 from ctrlcache.tiers.segments import Damage, Header
 from ctrlcache.tiers.warm_index import WarmIndex
@@ -57,6 +59,9 @@ def reconcile(
     """
     survey = Survey(segments.list_segments(directory))
     known = index.segments()
+    # Pending deletions name records that must not be filled in with all the others.
+    fresh = not known and not index.count() and not index.pending()
+    bulk = Bulk(index, quarantined) if fresh else None
     newest = max(survey.segments, default=0)
     total = sum(survey.segments.values())
     done = 0
@@ -69,13 +74,15 @@ def reconcile(
                 segments.segment_path(directory, number).unlink()
                 del survey.segments[number]
             elif size != row.seen or tail:
-                load = _Load(index, number, survey, quarantined)
+                load = _Load(index, number, survey, quarantined, bulk)
                 load.run(segments.segment_path(directory, number), row, tail, exclusive)
         except FileNotFoundError:
             del survey.segments[number]  # compacted away meanwhile
         done += size
         if progress is not None:
             progress(done, total)
+    if bulk is not None:
+        survey.loaded = bulk.finish()
     for number in known:
         if number not in survey.segments:
             survey.lost += index.drop_segment(number)
@@ -91,7 +98,9 @@ class _Load:
         number: int,
         survey: Survey,
         quarantined: Collection[tuple[int, int, bytes]],
+        bulk: Bulk | None,
     ) -> None:
+        self._bulk = bulk
         self._index = index
         self._number = number
         self._survey = survey
@@ -123,17 +132,23 @@ class _Load:
     def _sealed(
         self, fd: int, footer: segments.Footer, start: int, row: SegmentRow, size: int
     ) -> None:
-        headers: Iterable[Header] = ()
-        if start < footer.end:
-            if footer.headers is not None:
-                headers = [header for header in footer.headers if header.offset >= start]
-            else:
-                headers, _ = self._scan(fd, start, footer.end, False)
+        row = replace(row, indexed=footer.end, seen=size, sealed=True)
         if footer.damaged and footer.end not in self._known:
             self._survey.damage.append(
                 Damage(self._number, footer.end, size, "footer checksum is wrong", True, False)
             )
-        self._publish(list(headers), replace(row, indexed=footer.end, seen=size, sealed=True))
+        headers: list[Header] = []
+        if start < footer.end:
+            try:
+                if footer.raw is not None and self._bulk is not None and start == 0:
+                    self._bulk.footer(footer)
+                elif footer.raw is not None:
+                    headers = [h for h in footer.headers() if h.offset >= start]
+                else:
+                    headers, _ = self._scan(fd, start, footer.end, False)
+            except CorruptRecord:  # of another version: what can be read will be
+                headers, _ = self._scan(fd, start, footer.end, False)
+        self._publish(headers, row)
 
     def _scan(self, fd: int, start: int, end: int, verify: bool) -> tuple[list[Header], int]:
         headers: list[Header] = []
@@ -151,6 +166,10 @@ class _Load:
         return headers, stop
 
     def _publish(self, headers: list[Header], row: SegmentRow) -> None:
+        if self._bulk is not None:
+            self._bulk.headers(headers)
+            self._bulk.segment(self._number, row)
+            return
         for at in range(0, len(headers), _BATCH):
             self._survey.loaded += self._index.publish(
                 headers[at : at + _BATCH], skip=self._quarantined
