@@ -65,9 +65,12 @@ def k_medoids(points: Double, weights: Double, k: int, seed: int = 0) -> list[Cl
 def _distances(points: Double) -> Double:
     """Euclidean, (n, n)."""
     squares = np.square(points).sum(axis=1)
-    squared = squares[:, None] + squares[None, :] - 2.0 * (points @ points.T)
+    sums = squares[:, None] + squares[None, :]
+    squared = sums - 2.0 * (points @ points.T)
+    # What rounding leaves between equal points is in proportion to their size.
+    squared[squared < 1e-12 * sums] = 0.0
     np.fill_diagonal(squared, 0.0)
-    distances: Double = np.sqrt(np.maximum(squared, 0.0))
+    distances: Double = np.sqrt(squared)
     return distances
 
 
@@ -75,10 +78,8 @@ def _seeds(distances: Double, weights: Double, k: int, rng: np.random.Generator)
     """The heaviest point, then points with a chance that grows with their squared distance."""
     medoids = [int(weights.argmax())]
     nearest = distances[medoids[0]].copy()
-    scale = float(distances.max())
     while len(medoids) < k:
-        # Rounding leaves equal points a little apart.
-        chance = weights * np.square(np.where(nearest > 1e-6 * scale, nearest, 0.0))
+        chance = weights * np.square(nearest)
         if not chance.sum() > 0:
             break
         chosen = int(rng.choice(len(chance), p=chance / chance.sum()))

@@ -370,3 +370,9 @@ def test_a_build_without_a_store_fails_clearly(tmp_path: Path) -> None:
     records = [as_record(couplet(np.full(C, n / 20), seed=n)) for n in range(5)]
     with pytest.raises(ObjectError, match=r"127\.0\.0\.1:1 cannot be reached"):
         build(memory(*records), nowhere)
+
+
+def test_equal_points_far_from_the_origin_are_one_cluster() -> None:
+    """What rounding leaves between equal points does not make two clusters of them."""
+    points = np.array([[1 / 3, 443.9315937850216]] * 2)
+    assert len(k_medoids(points, np.ones(2), 2)) == 1
