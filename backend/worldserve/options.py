@@ -28,7 +28,8 @@ class ServeOptions:
     of those that do not say. max_frames: in one request; max_frame_pixels: of one frame.
 
     Sessions: session_ttl_s is how long one lives without a request; longer than the batcher's idle
-    time. max_sessions: 0 for as many as fit. history_frames: kept of each. recall_contexts:
+    time. session_displace_s: how long until it may be displaced by a new one where all places are
+    taken. max_sessions: 0 for as many as fit. history_frames: kept of each. recall_contexts:
     presents kept assembled in each instance.
 
     Batches: batch_wait_ms is how long a request that must be computed waits for another session's,
@@ -53,6 +54,7 @@ class ServeOptions:
     max_frames: int = 256
     max_frame_pixels: int = 64_000_000
     session_ttl_s: float = 3_600.0
+    session_displace_s: float = 600.0
     max_sessions: int = 0
     history_frames: int = 256
     recall_contexts: int = 32
@@ -87,8 +89,9 @@ class ServeOptions:
                     f"{f.name} must be a finite number of at least {least.get(f.name, 0):g}, "
                     f"got {value}"
                 )
-        if self.session_ttl_s <= 0:
-            raise ConfigError(f"session_ttl_s must be positive, got {self.session_ttl_s}")
+        for name in ("session_ttl_s", "session_displace_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         for name, most in (("error_samples", 1.0), ("probe_radius", 0.5), ("warmup_share", 0.9)):
             if getattr(self, name) > most:
                 raise ConfigError(f"{name} must be at most {most}, got {getattr(self, name)}")

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,7 @@ class WorldService:
         frame_bytes = max(tokens.nbytes, 3 * spec.frame_px[0] * spec.frame_px[1])
         limits = SessionLimits(
             ttl_s=options.session_ttl_s,
+            displace_s=options.session_displace_s,
             most=options.max_sessions or 1,
             history=options.history_frames,
             window=spec.window,
@@ -227,7 +229,7 @@ class WorldService:
             )
         if options.max_sessions:
             return limits
-        return SessionLimits(options.session_ttl_s, fit, options.history_frames, spec.window)
+        return replace(limits, most=fit)
 
     def _warm_up(self) -> tuple[Float, Float]:
         """Tokens and slice of one black frame, for their sizes; the first use is a slow one."""

@@ -54,18 +54,20 @@ class SessionsFull(CtrlCacheError):
 class SessionLimits:
     """ttl_s: seconds without a request after which a session is forgotten. most: live sessions.
 
-    history: frames kept of each. window: of the model, as many slices less one are kept.
-    touch_s: how late the store may learn of a request that changed nothing.
+    displace_s: seconds without a request after which a session may be displaced by a new one, where
+    all places are taken. history: frames kept of each. window: of the model, as many slices less
+    one are kept. touch_s: how late the store may learn of a request that changed nothing.
     """
 
     ttl_s: float = 3_600.0
+    displace_s: float = 600.0
     most: int = 200
     history: int = 256
     window: int = 32
     touch_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("ttl_s", "most", "history", "window"):
+        for name in ("ttl_s", "displace_s", "most", "history", "window"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} of sessions must be positive: {getattr(self, name)}")
         if self.history < self.window:
@@ -218,13 +220,21 @@ class SessionStore:
             return
         if self.collect():
             return
-        ended = sorted((touched_s, key) for key, touched_s, ended in alive if ended)
-        if not ended:
+        # The ended ones first, then those that nobody has asked for a long time.
+        spare = sorted(
+            (not ended, touched_s, key)
+            for key, touched_s, ended in alive
+            if self._spare(touched_s, ended)
+        )
+        if not spare:
             raise SessionsFull(
                 f"all {self.limits.most} sessions are taken; end one with the END flag, or wait: "
-                f"idle ones are forgotten after {self.limits.ttl_s:g} s"
+                f"one that is idle for {self.limits.displace_s:g} s makes room"
             )
-        self._forget(ended[0][1], lambda _, ended: ended)
+        self._forget(spare[0][2], self._spare)
+
+    def _spare(self, touched_s: float, ended: bool) -> bool:
+        return ended or self._now() - touched_s > self.limits.displace_s
 
     def _forget(self, key: bytes, condition: Callable[[float, bool], bool]) -> None:
         """Remove a session where, at that moment, the condition (touched, ended) holds."""

@@ -275,7 +275,7 @@ def test_abandoned_sessions_leave_nothing(start_tiny, connect):
 def test_a_long_session_stays_small(start_tiny, connect):
     """2,000 observed frames: memory stays flat, and the predictions are the full computation's."""
     count = int(os.environ.get("CTRLCACHE_LONG_SESSION", "400"))
-    runtime = start_tiny(parameters={"hot_size_bytes": "128MiB", "max_sessions": "4"})
+    runtime = start_tiny(parameters={"hot_size_bytes": "64MiB", "max_sessions": "4"})
     wire, frames, steps = connect(runtime), clip(count), controls(count)
     truth = Truth(frames, steps[: count - 1])
     wire.ask(HELD, 1, frames=frames[:1], start=True)

@@ -25,7 +25,7 @@ from worldserve.session_store import (
 )
 
 PROVENANCE = b"p" * 16
-LIMITS = SessionLimits(ttl_s=100, most=3, history=8, window=4, touch_s=1)
+LIMITS = SessionLimits(ttl_s=100, displace_s=50, most=3, history=8, window=4, touch_s=1)
 
 
 def begin(id="s", tenant="", mark=0):
@@ -279,6 +279,22 @@ def test_full_is_said_at_once(store, clock):
     clock.now += 101
     store.commit(None, begin("e"))
     assert store.count() == 1
+
+
+def test_the_longest_idle_one_makes_room(store, clock):
+    """Not expired, but nobody has asked for it for a long time, and somebody else is here."""
+    for id in "abc":
+        store.commit(None, begin(id))
+        clock.now += 1
+    clock.now += 30
+    first = store.load("", "a")
+    store.commit(first, first)
+    clock.now += 25
+    store.commit(None, begin("d"))
+    assert store.load("", "a")
+    assert store.load("", "c")
+    with pytest.raises(SessionNotFound):
+        store.load("", "b")
 
 
 def test_an_ended_session_can_be_resumed(store):

@@ -1,0 +1,130 @@
+"""Random sessions against the model alone: whatever happens, exact answers are the model's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_world import HELD, Truth, clip, controls, equal
+
+from ctrlcache.admission import Admission
+from worldserve.session import tokens_id
+
+FRAMES = clip(64)
+
+
+class Diary:
+    """What happened to a session, from which the truth at any frame can be computed."""
+
+    def __init__(self):
+        self.frames, self.controls, self.present = [FRAMES[0]], [], 0
+
+    def moved(self, frame, control):
+        """The present was left under a control; frame None: what followed was predicted."""
+        del self.frames[self.present + 1 :], self.controls[self.present :]
+        self.frames.append(frame)
+        self.controls.append(control)
+        self.present += 1
+
+    def truth(self):
+        truth = Truth(self.frames[0][None])
+        for frame, control in zip(
+            self.frames[1 : self.present + 1], self.controls[: self.present], strict=True
+        ):
+            truth.leave(control)
+            if frame is not None:
+                truth.tokens, truth.base = truth.model.embed(frame[None])[0], frame
+        return truth
+
+
+class Loose:
+    """Lets anything scored answer for anything near."""
+
+    name = "loose"
+
+    def decide(self, scores):
+        return Admission(True, "trusted", 0.3)
+
+    def accept(self, candidate, max_error):
+        return 0.01
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(["observe", "advance", "probe", "seek", "seek and observe", "lose"]),
+        st.integers(1, 3),
+        st.integers(0, 30),
+        st.sampled_from(["on", "on", "off", "refresh"]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    import shutil
+    from pathlib import Path
+
+    from tiny_world import TINY, Client
+
+    from worldserve.models.tiny import TinyWorldModel
+    from worldserve.service import WorldService
+
+    shm = Path("/dev/shm/ctrlcache-test-walks")
+    settings = {"world_model_class": TINY, "shm_dir": str(shm), "hot_size_bytes": "128MiB"}
+    service = WorldService(settings, tmp_path_factory.mktemp("w"), model=TinyWorldModel())
+    service.cache._policy = Loose()
+    yield Client(service)
+    service.close()
+    shutil.rmtree(shm, ignore_errors=True)
+
+
+def step(client, id, diary, kind, count, number, cache):
+    """One request; returns what was answered, and whether the frame before was asked about."""
+    draw = controls(count, number)
+    if kind == "lose":
+        session = client.service.sessions.load("", id)
+        doomed = [session.slice_at(i) for i in range(session.first, session.present)][
+            number % 3 :: 2
+        ]
+        observed = [d for d, seen in zip(session.digests, session.observed, strict=True) if seen]
+        client.service._memory.hot.delete([*doomed, *map(tokens_id, observed)])
+        client.service._scheduler._engine._recall._ready.clear()
+        return
+    if kind in ("seek", "seek and observe"):
+        diary.present = number % len(diary.frames)
+    options = {"mode": "seek", "frame": diary.present} if kind.startswith("seek") else {}
+    if kind in ("observe", "seek and observe"):
+        frames = FRAMES[number + 1 : number + 1 + count]
+        got = client.ask(np.vstack([draw, HELD]), id, frames=frames, cache=cache, **options)
+        for frame, control in zip(frames, draw, strict=True):
+            diary.moved(frame, control)
+        asked = HELD
+    elif kind == "advance":
+        got = client.ask(draw, id, mode="advance", cache=cache)
+        asked = np.concatenate([draw, np.repeat(draw[-1:], 8 - count, 0)])
+    else:
+        asked = np.clip(draw[0] * (number % 3), -1, 1)
+        got = client.ask(asked, id, cache=cache, **options)
+    if got["EXACT"][0]:
+        assert equal(got, diary.truth().predict(asked))
+    if kind == "advance":
+        for control in draw:
+            diary.moved(None, control)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves)
+def test_any_session_is_the_models(service, program):
+    """Seen, predicted, sought and lost in any order, with approximate answers in between, and
+    whatever thinking time has done or not: the session ends where the model alone ends."""
+    id, diary = "walk", Diary()
+    service.ask(HELD, id, frames=FRAMES[:1], start=True)
+    for kind, count, number, cache, drain in program:
+        step(service, id, diary, kind, count, number, cache)
+        if drain:
+            assert service.service.drain()
+    assert equal(service.ask(HELD, id, cache="off", end=True), diary.truth().predict(HELD))
