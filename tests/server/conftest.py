@@ -15,7 +15,12 @@ from worldserve.runtime import Runtime, RuntimeConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 TINY = "worldserve.models.tiny:TinyWorldModel"
-SETTINGS = {"world_model_class": TINY, "hot_size_bytes": "1GiB", "max_sessions": "400"}
+SETTINGS = {
+    "world_model_class": TINY,
+    "hot_size_bytes": "1GiB",
+    "history_frames": "64",
+    "max_sessions": "400",
+}
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
