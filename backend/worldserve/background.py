@@ -46,7 +46,8 @@ class Abandoned(Exception):
 @dataclass(order=True)
 class _Task:
     urgency: Urgency
-    number: int
+    order: int
+    number: int = field(compare=False)
     work: Work = field(compare=False)
     key: object = field(compare=False)
     dropped: bool = field(default=False, compare=False)
@@ -104,7 +105,10 @@ class Background:
                 for task in (*self._queue, *self._running):
                     if (task.urgency, task.key) == (urgency, key):
                         task.dropped = True
-            heapq.heappush(self._queue, _Task(urgency, next(self._numbers), work, key))
+            number = next(self._numbers)
+            # Of scores, the newest first: it is nearest to where the hand is now.
+            order = -number if urgency is Urgency.SCORE else number
+            heapq.heappush(self._queue, _Task(urgency, order, number, work, key))
             self._shed()
             self._condition.notify_all()
 

@@ -224,12 +224,14 @@ class Dynamics(nn.Module):
             own = torch.stack((k, v))  # (2, T, N, h, 1, d)
             new = own.squeeze(4).permute(0, 2, 3, 1, 4)  # (2, N, h, T, d)
             past = memory.layer(index, self.window - 1)
-            seen = torch.cat((torch.stack(past), new), 3)
             before = past[0].shape[2]
+            if T > 1:  # a single frame sees only what is in memory: nothing to copy
+                seen = torch.cat((torch.stack(past), new), 3)
+                past = seen[0], seen[1]
             attended = []
             for t in range(T):
                 first, last = max(0, before + t - (self.window - 1)), before + t
-                visible = seen[0, :, :, first:last], seen[1, :, :, first:last]
+                visible = past[0][:, :, first:last], past[1][:, :, first:last]
                 attended.append(_attend_branches(q[t : t + 1], visible, own[:, t : t + 1]))
             x = layer.finish(x, torch.cat(attended).flatten(0, 1))
             made.append(new)
