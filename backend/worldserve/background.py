@@ -6,9 +6,11 @@ checkpoint it was given between its small steps, and waits there until the floor
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ from worldserve.models.protocol import Checkpoint
 __all__ = ["Abandoned", "Background", "Urgency", "Work"]
 
 _log = logging.getLogger(__name__)
+#: Lower priority than the threads that answer, should both want the same core.
+_NICENESS = 10
 
 #: A piece of background work; it calls the checkpoint between small steps.
 Work = Callable[[Checkpoint], None]
@@ -151,6 +155,9 @@ class Background:
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            # The threads that a model computes with are children of this one, and inherit it.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
             with self._condition:
                 while (task := self._take(Urgency.IDLE)) is None:

@@ -57,7 +57,7 @@ class ServeOptions:
     session_displace_s: float = 600.0
     max_sessions: int = 0
     history_frames: int = 256
-    recall_contexts: int = 32
+    recall_contexts: int = 16
     batch_wait_ms: float = 2.0
     most_in_batch: int = 16
     background: bool = True

@@ -77,7 +77,7 @@ class Recall:
     is the same.
     """
 
-    def __init__(self, model: WorldModel, blobs: Blobs, most: int = 32) -> None:
+    def __init__(self, model: WorldModel, blobs: Blobs, most: int = 16) -> None:
         self._model = model
         self._blobs = blobs
         self._most = most

@@ -181,6 +181,8 @@ class Thinking:
         here, index = turn.here, turn.here.present + 1
         if couplet.lossy or couplet.slice is None or couplet.tokens is None:
             return []
+        if index < turn.after.first:
+            return []  # so many steps at once that the first has left the history
         after, tokens = turn.after.context_at(index), couplet.tokens[0]
         if present is None:
             present = self._recall.known(here.context)
