@@ -311,11 +311,13 @@ class _Walk:
                 missing.append(index)
             else:
                 self._tokens[index] = tokens
-        for index in missing:
-            # One at a time: batched, a model's rounding may depend on what else is in the batch.
-            began = time.perf_counter()
-            tokens = self._recall.model.embed(self._pixels(index)[None])[0]
-            cost_ms = (time.perf_counter() - began) * 1e3
+        if not missing:
+            return
+        frames = np.stack([self._pixels(index) for index in missing])
+        began = time.perf_counter()
+        embedded = self._recall.model.embed(frames)
+        cost_ms = (time.perf_counter() - began) * 1e3 / len(missing)
+        for index, tokens in zip(missing, embedded, strict=True):
             self._tokens[index] = tokens
             self.made.append(Made(tokens_id(self._session.context_at(index)), tokens, cost_ms))
 

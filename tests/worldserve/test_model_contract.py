@@ -67,6 +67,29 @@ def same(a, b):
     assert np.array_equal(a.slice, b.slice)
 
 
+def test_embedding_is_indifferent_to_batching(model):
+    """Frames embedded together and one by one are the same."""
+    scene = Scene(model, 5)
+    assert np.array_equal(model.embed(scene.frames), scene.tokens)
+    assert np.array_equal(model.embed(scene.frames[1:4]), scene.tokens[1:4])
+
+
+def test_streams_are_indifferent_to_cutting(model):
+    """Frames absorbed in one call and one by one leave the same slices and prediction."""
+    scene = Scene(model, 7)
+    parts = slice(0, 6)
+    memory = model.assemble((), 0)
+    out = model.absorb(memory, scene.tokens[parts], scene.controls[parts], scene.conditioning)
+    assert all(map(np.array_equal, out.slices, scene.slices))
+    again = model.absorb(
+        model.assemble(scene.slices[:5], 5),
+        scene.tokens[5:6],
+        scene.controls[5:6],
+        scene.conditioning,
+    )
+    assert np.array_equal(out.predicted_tokens, again.predicted_tokens)
+
+
 def test_rollouts_are_indifferent_to_batching(model):
     """A rollout alone equals the same one beside others, of its own session and of another."""
     one, other = Scene(model, 12), Scene(model, 7, seed=1)

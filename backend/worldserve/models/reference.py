@@ -31,6 +31,7 @@ from worldserve.models.protocol import (
 __all__ = ["ReferenceWorldModel", "Statistics", "save_weights"]
 
 _CHUNK = 32  # frames encoded at once
+_AT_ONCE = 2  # frames embedded at once
 _MAX_HORIZON = 16
 _WEIGHTS, _CONFIG = "weights.safetensors", "config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -135,12 +136,15 @@ class ReferenceWorldModel:
         return condition.float(), f"{view}\0{prompt}".encode()
 
     def embed(self, frames: Pixels) -> Float:
+        # Always as many at once: in batches of other sizes, convolutions round otherwise.
+        missing = -len(frames) % _AT_ONCE
+        padded = np.concatenate((frames, frames[:1].repeat(missing, 0))) if missing else frames
         with self._inference():
             tokens = [
-                self._network.embedder(self._images(frames[i : i + _CHUNK]))
-                for i in range(0, len(frames), _CHUNK)
+                self._network.embedder(self._images(padded[i : i + _AT_ONCE]))
+                for i in range(0, len(padded), _AT_ONCE)
             ]
-        return _array(torch.cat(tokens))
+        return _array(torch.cat(tokens))[: len(frames)]
 
     def assemble(self, slices: Sequence[Float], position: int) -> Memory:
         dynamics = self._network.dynamics
