@@ -144,12 +144,8 @@ def server_environment(files: ServerFiles, threads: int) -> dict[str, str]:
     environment.pop("PYTHONHOME", None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = str(threads)
-    # Idle threads that spin steal the core from the other instance and from background work; but
-    # where an instance has several, waking a sleeping one takes longer than most of its work: they
-    # spin for some ten microseconds first (measured: half the time of a rollout).
+    # Idle threads that spin steal the core from the other instance and from background work.
     environment["OMP_WAIT_POLICY"] = "PASSIVE"
-    if threads > 1:
-        environment.setdefault("GOMP_SPINCOUNT", "20000")
     # Activations of a few MB come and go with every request: keep them on the heap instead of
     # mapping fresh, zero-filled pages each time, and do not give each thread an arena of its own.
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(64 << 20))

@@ -289,7 +289,8 @@ class Runtime:
         wanted = self._ports or (config.http_port, config.grpc_port, config.metrics_port)
         self._ports = free_ports(config.host, wanted)
         clear_stop(self.run_dir)
-        threads = max(1, usable_cores() // (config.instances or 1))
+        # One core of each instance is left for what it does in thinking time.
+        threads = max(1, usable_cores() // (config.instances or 1) - 1)
         environment = server_environment(self._files, threads)
         environment[processes.RUN_ID_VARIABLE] = self.run_id
         environment[RUN_DIR_VARIABLE] = str(self.run_dir)
