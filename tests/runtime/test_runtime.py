@@ -49,7 +49,7 @@ def test_stub_runs_in_this_interpreters_environment(start_echo, connect):
     assert int(about["numpy"].split(".")[0]) < 2
     environment = about["environment"]
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert int(environment["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert int(environment["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2 - 1)
     assert environment[processes.RUN_ID_VARIABLE] == runtime.run_id
 
 
