@@ -1,0 +1,56 @@
+"""What thinking time is about to find out: nothing is asked twice, and the stale comes last."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from worldserve.background import Handle
+from worldserve.models.protocol import Float
+
+__all__ = ["Agenda"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    session: bytes
+    space: bytes
+    control: Float
+    handle: Handle
+
+
+class Agenda:
+    """Work around one control each. near: control distance within which the outcome of one piece of
+    work is likely to answer for another. Safe in several threads."""
+
+    def __init__(self, near: float) -> None:
+        self._near = near
+        self._items: list[_Item] = []
+        self._lock = threading.Lock()
+
+    def covers(self, space: bytes, control: Float) -> bool:
+        """Whether work near this control waits or is being done."""
+        with self._lock:
+            self._prune()
+            return any(
+                item.space == space and np.linalg.norm(item.control - control) <= self._near
+                for item in self._items
+            )
+
+    def add(self, session: bytes, space: bytes, control: Float, handle: Handle) -> None:
+        with self._lock:
+            self._prune()
+            self._items.append(_Item(session, space, control, handle))
+
+    def left(self, session: bytes, space: bytes) -> None:
+        """The session is in `space` now: what waits for it elsewhere comes after all else."""
+        with self._lock:
+            self._prune()
+            for item in self._items:
+                if item.session == session and item.space != space:
+                    item.handle.postpone()
+
+    def _prune(self) -> None:
+        self._items = [item for item in self._items if item.handle.alive]
