@@ -19,7 +19,7 @@ from enum import IntEnum
 
 from worldserve.models.protocol import Checkpoint
 
-__all__ = ["Abandoned", "Background", "Urgency", "Work"]
+__all__ = ["Abandoned", "Background", "Handle", "Urgency", "Work"]
 
 _log = logging.getLogger(__name__)
 #: Lower priority than the threads that answer, should both want the same core.
@@ -31,16 +31,17 @@ Work = Callable[[Checkpoint], None]
 
 class Urgency(IntEnum):
     """KEEP is short (it writes down what was computed) and does not wait for the floor. IDLE: when
-    nothing else is left. SCORE and PREFETCH may be dropped."""
+    nothing else is left. SCORE, PREFETCH and LATER may be dropped."""
 
     KEEP = 0
     COMMIT = 1
     SCORE = 2
     PREFETCH = 3
-    IDLE = 4
+    LATER = 4
+    IDLE = 5
 
 
-_OPTIONAL = (Urgency.SCORE, Urgency.PREFETCH)
+_OPTIONAL = (Urgency.SCORE, Urgency.PREFETCH, Urgency.LATER)
 
 
 class Abandoned(Exception):
@@ -55,6 +56,24 @@ class _Task:
     work: Work = field(compare=False)
     key: object = field(compare=False)
     dropped: bool = field(default=False, compare=False)
+    done: bool = field(default=False, compare=False)
+
+
+class Handle:
+    """A piece of work that was submitted."""
+
+    def __init__(self, background: Background, task: _Task) -> None:
+        self._background = background
+        self._task = task
+
+    @property
+    def alive(self) -> bool:
+        """Whether it waits or is being done."""
+        return not (self._task.done or self._task.dropped)
+
+    def postpone(self) -> None:
+        """Make it LATER, where it is more urgent; also while it is being done."""
+        self._background._postpone(self._task)
 
 
 class Background:
@@ -99,30 +118,30 @@ class Background:
 
     # -- work --------------------------------------------------------------------------------------
 
-    def submit(self, urgency: Urgency, work: Work, key: object = None) -> None:
+    def submit(self, urgency: Urgency, work: Work, key: object = None) -> Handle:
         """Queue work. Waiting work of the same urgency and key (not None) is replaced by it, and
         such work that runs gives up at its next checkpoint."""
         with self._condition:
             if self._closed:
-                return
+                return Handle(self, _Task(urgency, 0, 0, work, key, dropped=True))
             if key is not None:
                 for task in (*self._queue, *self._running):
                     if (task.urgency, task.key) == (urgency, key):
                         task.dropped = True
             number = next(self._numbers)
-            # Of scores, the newest first: it is nearest to where the hand is now.
-            order = -number if urgency is Urgency.SCORE else number
-            heapq.heappush(self._queue, _Task(urgency, order, number, work, key))
+            # Of what is optional, the newest first: it is nearest to where the hand is now.
+            order = -number if urgency in _OPTIONAL else number
+            task = _Task(urgency, order, number, work, key)
+            heapq.heappush(self._queue, task)
             self._shed()
             self._condition.notify_all()
+            return Handle(self, task)
 
-    def cancel(self, urgency: Urgency, key: object) -> None:
-        """Drop the work of this key, waiting or running."""
+    def _postpone(self, task: _Task) -> None:
         with self._condition:
-            for task in (*self._queue, *self._running):
-                if (task.urgency, task.key) == (urgency, key):
-                    task.dropped = True
-            self._condition.notify_all()
+            if task.urgency < Urgency.LATER:
+                task.urgency = Urgency.LATER
+                heapq.heapify(self._queue)
 
     def drain(self, timeout_s: float = 60.0) -> bool:
         """Wait until nothing is left to do and nobody has the floor; whether that was in time."""
@@ -148,7 +167,8 @@ class Background:
         waiting = [t for t in self._queue if t.urgency in _OPTIONAL and not t.dropped]
         if len(waiting) > self._most:
             victim = max(waiting, key=lambda task: (task.urgency, -task.number))
-            self._queue.remove(victim)
+            victim.dropped = True
+            self._queue = [task for task in self._queue if task is not victim]
             heapq.heapify(self._queue)
             self.dropped += 1
 
@@ -187,7 +207,8 @@ class Background:
             # Nobody waits for this; a lost piece of work costs time later, never an answer.
             _log.exception("background work failed (%s)", task.urgency.name)
         with self._condition:
-            self._running.remove(task)
+            task.done = True
+            self._running = [other for other in self._running if other is not task]
             self._condition.notify_all()
 
     def _checkpoint(self, task: _Task) -> None:

@@ -62,7 +62,7 @@ class ServeOptions:
     most_in_batch: int = 16
     background: bool = True
     probe_radius: float = 0.0
-    probe_batch: int = 4
+    probe_batch: int = 8
     keep_probes: bool = False
     prefetch: bool = True
     error_samples: float = 0.02

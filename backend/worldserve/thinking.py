@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from ctrlcache.key import couplet_id, frame_id, is_held, slice_id, space_id
 from ctrlcache.metrics import HitError, Scored, Sink, ignore
 from ctrlcache.scores import Scores, probe_controls, relative_error, scores_from_probes
 from ctrlcache.templates import lineage
+from worldserve.agenda import Agenda
 from worldserve.background import Background, Urgency
 from worldserve.cold import TaskTemplates
 from worldserve.engine import Answer
@@ -100,6 +102,7 @@ class Thinking:
         self._config = config
         self._on_event = on_event
         self._templates = templates
+        self._agenda = Agenda(config.probe_radius)
         self._hands: OrderedDict[bytes, list[Float]] = OrderedDict()
         self._random = random.Random(0)
 
@@ -152,17 +155,28 @@ class Thinking:
             return
         here = replace(place, session=turn.here)
         task = self._task(turn, answer)
+        self._agenda.left(key, place.space())
         if computed and answer.couplet.held:
-            kept = couplet or answer.couplet
-            self._background.submit(
-                Urgency.SCORE, lambda checkpoint: self._score(here, kept, task, checkpoint)
-            )
+            self._submit_score(here, couplet or answer.couplet, task, key, place.space())
         elif not answer.exact and self._random.random() < self._config.error_samples:
             self._background.submit(
-                Urgency.SCORE, lambda checkpoint: self._check(here, turn, answer, checkpoint)
+                Urgency.LATER, lambda checkpoint: self._check(here, turn, answer, checkpoint)
             )
         if not request.end:
             self._prefetch(place, turn, task, key)
+
+    def _submit_score(
+        self, place: _Place, couplet: Couplet, task: str, key: bytes, now_in: bytes
+    ) -> None:
+        """Have a couplet scored, unless that of a neighbour is on its way: it will answer for this
+        one's surroundings too. In a context that its session has left, there is no hurry."""
+        if self._agenda.covers(couplet.space, couplet.control):
+            return
+        urgency = Urgency.SCORE if couplet.space == now_in else Urgency.LATER
+        handle = self._background.submit(
+            urgency, lambda checkpoint: self._score(place, couplet, task, checkpoint)
+        )
+        self._agenda.add(key, couplet.space, couplet.control, handle)
 
     def _task(self, turn: Turn, answer: Answer) -> str:
         """The operation that is going on, as the caller says or the model is sure of; else ''.
@@ -295,12 +309,12 @@ class Thinking:
             given = turn.request.templates
             typical = self._templates.controls(task, _TYPICAL) if given is None else list(given)
             controls += [np.clip(c, -1, 1) for c in typical[:_TYPICAL]]
-        if controls and self._config.prefetch:
-            self._background.submit(
-                Urgency.PREFETCH,
-                lambda checkpoint: self._explore(place, controls, task, checkpoint),
-                key,
-            )
+        space = place.space()
+        for control in controls if self._config.prefetch else ():
+            if not self._agenda.covers(space, control):
+                explore = partial(self._explore, place, control, task, key)
+                handle = self._background.submit(Urgency.PREFETCH, explore)
+                self._agenda.add(key, space, control, handle)
 
     def _expected(self, turn: Turn, key: bytes) -> list[Float]:
         """Controls that the next request may bring: on in the direction of the last motion, and,
@@ -322,23 +336,20 @@ class Thinking:
         return expected
 
     def _explore(
-        self, place: _Place, controls: Sequence[Float], task: str, checkpoint: Checkpoint
+        self, place: _Place, control: Float, task: str, key: bytes, checkpoint: Checkpoint
     ) -> None:
+        """Compute what may be asked next, and have it scored."""
+        plan = np.repeat(np.asarray(control, np.float32)[None], place.horizon, axis=0)
+        if self._keeper.fetch(couplet_id(place.space(), plan), ()) is not None:
+            return
         present = self._commit(place, checkpoint)
-        for control in controls:
-            plan = np.repeat(np.asarray(control, np.float32)[None], place.horizon, axis=0)
-            if self._keeper.fetch(couplet_id(place.space(), plan), ()) is not None:
-                continue
-            [couplet] = self._roll(present, place, control[None], checkpoint)
-            if place.with_frames and couplet.tokens is not None:
-                base = self._base_frame(place)
-                if base is not None:
-                    [frames] = self._model.generate(
-                        [base], [couplet.tokens], [place.seed], checkpoint
-                    )
-                    couplet = replace(couplet, frames=frames)
-            self._keeper.admit(couplet)
-            self._score(place, couplet, task, checkpoint)
+        [couplet] = self._roll(present, place, plan[:1], checkpoint)
+        base = self._base_frame(place) if place.with_frames else None
+        if base is not None and couplet.tokens is not None:
+            [frames] = self._model.generate([base], [couplet.tokens], [place.seed], checkpoint)
+            couplet = replace(couplet, frames=frames)
+        self._keeper.admit(couplet)
+        self._score(place, couplet, task, checkpoint)
 
     def _base_frame(self, place: _Place) -> Pixels | None:
         return self._keeper.get_blob(frame_id(place.session.base))

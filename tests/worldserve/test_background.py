@@ -123,14 +123,36 @@ def test_a_full_queue_drops_what_the_user_left_behind(background):
             background.submit(Urgency.COMMIT, lambda _, n=number: done.append(("commit", n)))
     assert background.drain(10)
     assert [item for item in done if item[0] == "commit"] == [("commit", n) for n in range(6)]
-    assert [n for kind, n in done if kind == "prefetch"] == [2, 3, 4, 5]
+    assert [n for kind, n in done if kind == "prefetch"] == [5, 4, 3, 2]
     assert background.dropped == 2
+
+
+def test_postponed_work_comes_last(background):
+    """What was urgent and is no more lets everything else pass, even while it is being done."""
+    order, started, go_on = [], threading.Event(), threading.Event()
+
+    def scoring(checkpoint):
+        started.set()
+        assert go_on.wait(10)
+        checkpoint()
+        order.append("score")
+
+    handle = background.submit(Urgency.SCORE, scoring)
+    assert started.wait(10)
+    background.submit(Urgency.PREFETCH, lambda _: order.append("prefetch"))
+    handle.postpone()
+    assert handle.alive
+    go_on.set()
+    assert background.drain(10)
+    assert order == ["prefetch", "score"]
+    assert not handle.alive
 
 
 def test_failing_work_does_not_end_the_thread(background, caplog):
     """An exception is logged, and the next work is done."""
     done = threading.Event()
     background.submit(Urgency.SCORE, lambda _: 1 / 0)
+    assert background.drain(10)
     background.submit(Urgency.SCORE, lambda _: done.set())
     assert done.wait(10)
     assert "ZeroDivisionError" in caplog.text
