@@ -1,11 +1,11 @@
 """The exception tree. A miss is None, corruption is counted and becomes a miss; only these raise.
 
-    CtrlCacheError
-    ├── ConfigError        a setting is missing, malformed or contradicts another (also ValueError)
-    ├── InvalidInput       a caller's argument is wrong (also ValueError)
-    ├── CalibrationError   calibration is absent, unreadable or belongs to other weights
-    ├── CorruptRecord      stored bytes fail their checksum or layout; tiers turn it into a miss
-    └── TierUnavailable    a tier cannot serve right now (full, read-only, gone); callers go on
+CtrlCacheError
+├── ConfigError        a setting is missing, malformed or contradicts another (also ValueError)
+├── InvalidInput       a caller's argument is wrong (also ValueError)
+├── CalibrationError   calibration is absent, unreadable or belongs to other weights
+├── CorruptRecord      stored bytes fail their checksum or layout; tiers turn it into a miss
+└── TierUnavailable    a tier cannot serve right now (full, read-only, gone); callers go on
 """
 
 from __future__ import annotations
