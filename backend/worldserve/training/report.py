@@ -102,8 +102,8 @@ def model_card(
 
 ## Training
 
-Simulated episodes (Meta-World; scripted experts, noise, random motion), made and trained on a CPU
-by `make train`.
+Simulated episodes (Meta-World; scripted experts, noise, random motion), made and trained on a CPU.
+docs/world-model.md tells how. `minutes this run` is the time since the last resume only.
 
 {facts}
 
