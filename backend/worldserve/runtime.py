@@ -31,7 +31,13 @@ from worldserve import processes
 from worldserve.canary import Canary, NoAnswer
 from worldserve.gateway import Credentials, ObjectStore, ObjectStoreConfig
 from worldserve.layout import find_server, lay_out_backends, lay_out_models, server_environment
-from worldserve.settings import ColdStore, Endpoints, RuntimeConfig, free_ports, usable_cores
+from worldserve.settings import (
+    ColdStore,
+    Endpoints,
+    RuntimeConfig,
+    free_ports,
+    threads_per_instance,
+)
 from worldserve.shutdown import RUN_DIR_VARIABLE, clear_stop, request_stop
 
 __all__ = ["ColdStore", "Endpoints", "Runtime", "RuntimeConfig", "StartFailed"]
@@ -289,8 +295,7 @@ class Runtime:
         wanted = self._ports or (config.http_port, config.grpc_port, config.metrics_port)
         self._ports = free_ports(config.host, wanted)
         clear_stop(self.run_dir)
-        # One core of each instance is left for what it does in thinking time.
-        threads = max(1, usable_cores() // (config.instances or 1) - 1)
+        threads = threads_per_instance(config.instances or 1)
         environment = server_environment(self._files, threads)
         environment[processes.RUN_ID_VARIABLE] = self.run_id
         environment[RUN_DIR_VARIABLE] = str(self.run_dir)

@@ -13,7 +13,14 @@ from pathlib import Path
 from ctrlcache.errors import ConfigError
 from worldserve import processes
 
-__all__ = ["ColdStore", "Endpoints", "RuntimeConfig", "free_ports", "usable_cores"]
+__all__ = [
+    "ColdStore",
+    "Endpoints",
+    "RuntimeConfig",
+    "free_ports",
+    "threads_per_instance",
+    "usable_cores",
+]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -98,6 +105,11 @@ def usable_cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def threads_per_instance(instances: int) -> int:
+    """Threads that compute, in each instance: one of its cores is left to its thinking time."""
+    return max(1, usable_cores() // instances - 1)
 
 
 def free_ports(host: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ctrlcache.errors import ConfigError, CtrlCacheError
 from worldserve.runtime import ColdStore, Runtime, RuntimeConfig
-from worldserve.settings import usable_cores
+from worldserve.settings import threads_per_instance
 from worldserve.supervisor import GaveUp, Lost, Recovered, Supervisor, SupervisorEvent
 from worldserve.validate import Finding, Needs, passed, validate
 
@@ -248,7 +248,7 @@ def _announce(runtime: Runtime, console: Console) -> None:
     rows = {
         "server": f"tritonserver ({runtime.server_version}), process {runtime.server_pid}",
         "models": ", ".join(runtime.all_models),
-        "instances": f"{count} x {max(1, usable_cores() // count)} threads",
+        "instances": f"{count}, {threads_per_instance(count)} threads each",
         "gRPC": endpoints.grpc,
         "HTTP": f"http://{endpoints.http}",
         "metrics": f"http://{endpoints.metrics}/metrics",
