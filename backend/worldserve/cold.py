@@ -10,16 +10,15 @@ import threading
 
 import numpy as np
 
-from ctrlcache.calibration import TrustModel
 from ctrlcache.config import ColdConfig
 from ctrlcache.couplet import Couplet
 from ctrlcache.errors import ConfigError
 from ctrlcache.metrics import Sink, ignore
 from ctrlcache.shared import SharedMemory
-from ctrlcache.templates import adopt, decode_templates, prefix, typical_controls
+from ctrlcache.templates import decode_templates, prefix, typical_controls
 from ctrlcache.tiers.cold_store import ColdStore, Templates
 from ctrlcache.tiers.objects import Objects
-from ctrlcache.transfer import Migration
+from worldserve.inheritance import Inheritance
 from worldserve.models.protocol import Float, ModelSpec
 
 __all__ = ["ColdStep", "TaskTemplates", "announce_model", "open_cold_store"]
@@ -44,8 +43,8 @@ def open_cold_store(config: ColdConfig, provenance: bytes, on_event: Sink = igno
 class TaskTemplates:
     """What templates can do for a model that computes couplets.
 
-    trust, migration, scale, max_error: of the model's approximate answers; without trust, a
-    template lends none. min_confidence: of the task, below which nothing is loaded.
+    min_confidence: of the task, below which nothing is loaded. inheritance: how a couplet comes by
+    a template's trust.
     """
 
     def __init__(
@@ -53,18 +52,12 @@ class TaskTemplates:
         store: ColdStore,
         provenance: bytes,
         min_confidence: float,
-        trust: TrustModel | None,
-        migration: Migration,
-        scale: Float,
-        max_error: float,
+        inheritance: Inheritance,
     ) -> None:
         self._store = store
         self._provenance = provenance
         self._min_confidence = min_confidence
-        self._trust = trust
-        self._migration = migration
-        self._scale = scale
-        self._max_error = max_error
+        self._inheritance = inheritance
         self._decoded: tuple[Templates | None, list[Couplet]] = (None, [])
         self._lock = threading.Lock()
 
@@ -83,10 +76,7 @@ class TaskTemplates:
 
     def adopted(self, task: str, couplet: Couplet) -> Couplet | None:
         """An exact, unscored couplet with the trust of a template that has foretold it."""
-        found = self._couplets(task)
-        if not found:
-            return None
-        return adopt(found, couplet, self._migration, self._trust, self._scale, self._max_error)
+        return self._inheritance.from_neighbour(self._couplets(task), couplet)
 
     def _couplets(self, task: str) -> list[Couplet]:
         templates = self._store.resident(task) if task else None

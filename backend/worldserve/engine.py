@@ -21,6 +21,7 @@ from ctrlcache.key import frame_id
 from ctrlcache.metrics import Saved, Sink, ignore
 from ctrlcache.tiered import Hit, Query
 from ctrlcache.tiers.base import Entry, Record
+from worldserve.drawing import Drawing
 from worldserve.models.protocol import Float, Pixels, RolloutInput, WorldModel
 from worldserve.opening import Opener, Turn
 from worldserve.recall import Made, Present, Recall
@@ -53,12 +54,14 @@ class Abandonment(CtrlCacheError):
 class Answer:
     """What is known of one plan in one context. couplet: what was found or made.
 
-    states (H, S): the couplet's own, or migrated to the plan where `exact` is False.
+    states (H, S): the couplet's own, or migrated to the plan where `exact` is False. frames: where
+    they are known; else they can be drawn from `tokens` (H, N, D).
     """
 
     couplet: Couplet
     states: Float
     frames: Pixels | None
+    tokens: Float | None
     tier: str
     exact: bool
     bound: float
@@ -103,8 +106,7 @@ Send = Callable[[Request, Reply | Exception], None]
 class Engine:
     """Answers requests. One thread calls `step`; everything else may go on beside it.
 
-    max_error: state error budget of requests that state none. frame_reach: by stability, how far
-    (in control units) a couplet's frames may stand for a neighbour's.
+    max_error: state error budget of requests that state none.
     """
 
     def __init__(
@@ -115,9 +117,9 @@ class Engine:
         opener: Opener,
         recall: Recall,
         thinker: Thinker,
+        drawing: Drawing,
         provenance: bytes,
         max_error: float = 0.02,
-        frame_reach: Callable[[float], float] = lambda _: 0.0,
         on_event: Sink = ignore,
     ) -> None:
         self._model = model
@@ -126,9 +128,9 @@ class Engine:
         self._opener = opener
         self._recall = recall
         self._thinker = thinker
+        self._drawing = drawing
         self._provenance = provenance
         self._max_error = max_error
-        self._frame_reach = frame_reach
         self._on_event = on_event
 
     # -- the core --------------------------------------------------------------------------------
@@ -185,29 +187,26 @@ class Engine:
                 want_frames="PREDICTED_FRAMES" in turn.request.outputs,
             )
             hit = self._couplets.lookup(query)
-            if hit is not None and self._sufficient(hit, query.want_frames):
-                self._on_event(Saved(hit.couplet.cost_ms / 1e3))
-                work.answer = Answer(
-                    couplet=hit.couplet,
-                    states=hit.states,
-                    frames=hit.couplet.frames,
-                    tier=hit.tier,
-                    exact=hit.exact,
-                    bound=hit.bound,
-                )
+            if hit is not None:
+                work.answer = self._answer_from(hit, query)
+            if work.answer is not None:
+                self._on_event(Saved(work.answer.couplet.cost_ms / 1e3))
         turn.times_ms["lookup"] = _ms_since(began)
 
-    def _sufficient(self, hit: Hit, want_frames: bool) -> bool:
-        """Whether the frames that are wanted can be shown: those of the very plan, drawn where need
-        be from tokens that are as the model made them, or those of a neighbour that is near."""
+    def _answer_from(self, hit: Hit, query: Query) -> Answer | None:
+        """An answer, where the frames that are wanted can be shown or drawn."""
         couplet = hit.couplet
-        if not want_frames:
-            return True
+        answer = Answer(couplet, hit.states, couplet.frames, None, hit.tier, hit.exact, hit.bound)
+        if not query.want_frames:
+            return answer
         if hit.exact:
-            drawable = couplet.tokens is not None and not couplet.lossy
-            return couplet.frames is not None or drawable
-        near = hit.distance <= self._frame_reach(couplet.stability)
-        return couplet.frames is not None and near
+            # Only tokens that are as the model made them give the model's own frames.
+            answer.tokens = None if couplet.lossy else couplet.tokens
+        elif not self._drawing.shows(couplet, hit.distance):
+            answer.frames = None
+            answer.tokens = self._drawing.tokens(query.space, query.plan[0])
+        drawable = answer.frames is not None or answer.tokens is not None
+        return answer if drawable else None
 
     def _encode(self, works: list[_Work], send: Send) -> None:
         """New frames -> what the model remembers of them; nothing where it is known already."""
@@ -266,7 +265,7 @@ class Engine:
                 stability=np.nan,
                 transferability=np.nan,
             )
-            work.answer = Answer(couplet, out.states, None, "none", True, 0.0)
+            work.answer = Answer(couplet, out.states, None, out.tokens, "none", True, 0.0)
 
     def _generate(self, works: list[_Work], send: Send) -> None:
         """Frames, for those who asked for them and have none yet."""
@@ -275,11 +274,11 @@ class Engine:
                 turn, answer = work.turn, work.answer
                 if answer is None or "PREDICTED_FRAMES" not in turn.request.outputs:
                     continue
-                if answer.frames is not None or answer.couplet.tokens is None:
+                if answer.frames is not None or answer.tokens is None:
                     continue
                 began = time.perf_counter()
                 [answer.frames] = self._model.generate(
-                    [self._base_frame(turn)], [answer.couplet.tokens], [turn.request.seed]
+                    [self._base_frame(turn)], [answer.tokens], [turn.request.seed]
                 )
                 turn.times_ms["decode"] = _ms_since(began)
 

@@ -27,15 +27,18 @@ from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.transfer import Adapter, BestOf, Jacobian, Migration, Reuse
 from worldserve.background import Background
 from worldserve.cold import TaskTemplates, announce_model, open_cold_store
+from worldserve.drawing import Drawing
 from worldserve.engine import Engine, Reply
+from worldserve.inheritance import Inheritance
 from worldserve.models.protocol import Float, WorldModel
 from worldserve.opening import Opener, provenance_of
 from worldserve.options import ServeOptions, load_model
 from worldserve.recall import Recall
 from worldserve.request import RawRequest, RequestLimits, parse_request
 from worldserve.scheduler import Scheduler
+from worldserve.scoring import Bench, ThinkingConfig
 from worldserve.session_store import SessionLimits, SessionStore, capacity
-from worldserve.thinking import Thinking, ThinkingConfig
+from worldserve.thinking import Thinking
 
 __all__ = ["WorldService"]
 
@@ -97,31 +100,29 @@ class WorldService:
         calibrations = Path(options.calibration_dir) if options.calibration_dir else None
         opener = Opener(self.model, self.sessions, calibrations, options.default_device)
         recall = Recall(self.model, self.cache, options.recall_contexts)
+        inheritance = Inheritance(trust, migration, spec.state_scale, config.trust.max_error)
         self._templates = TaskTemplates(
             open_cold_store(config.cold, provenance, on_event),
             provenance,
             config.cold.min_confidence,
-            trust,
-            migration,
-            spec.state_scale,
-            config.trust.max_error,
+            inheritance,
         )
         announce_model(self._memory, spec, provenance)
+        drawing = Drawing(self.cache, trust.frame_radius if trust else _nowhere)
         thinking = Thinking(
-            self.model,
-            self.cache,
-            recall,
+            Bench(self.model, self.cache, recall, options.probe_batch),
             self.background,
             ThinkingConfig(
                 think=options.background,
                 probe_radius=options.probe_radius or (trust.probe_radius if trust else 0.1),
-                probe_batch=options.probe_batch,
                 rho_max=trust.rho_max if trust else 1.0,
                 prefetch=options.prefetch,
                 keep_probes=options.keep_probes,
                 error_samples=options.error_samples,
             ),
             self._templates,
+            inheritance,
+            drawing,
             on_event,
         )
         engine = Engine(
@@ -131,9 +132,9 @@ class WorldService:
             opener,
             recall,
             thinking,
+            drawing,
             provenance,
             options.max_error,
-            trust.frame_radius if trust else _nowhere,
             on_event,
         )
         self._fill_hot(config, options.warmup_share)

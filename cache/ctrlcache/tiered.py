@@ -222,6 +222,23 @@ class CoupletCache:
                 return found[0]
         return None
 
+    def trusted_near(
+        self,
+        space: bytes,
+        control: NDArray[np.float32],
+        fields: Iterable[str] = (),
+        limit: int = _LOOK_AT,
+    ) -> list[Couplet]:
+        """Couplets in the hot tier whose radius reaches `control`, nearest first, with these
+        fields. Not a look-up: nothing is counted, no budget is asked."""
+        wanted = frozenset(fields)
+        found = []
+        for candidate in self._hot.neighbours(space, control, limit):
+            read = self._read(self._hot, candidate.id, wanted, False)
+            if read is not None and _kind(read[0]) != TEMPLATE:
+                found.append(read[0])
+        return found
+
     # -- keeping --------------------------------------------------------------------------------
 
     def admit(self, couplet: Couplet, scores: Scores | None = None) -> Admission:
@@ -284,10 +301,12 @@ class CoupletCache:
             return array
         return None
 
-    def put_blob(self, id: bytes, array: NDArray[Any], cost_ms: float = 0.0) -> None:
-        """Keep an exact array, as `admit` keeps couplets."""
+    def put_blob(
+        self, id: bytes, array: NDArray[Any], cost_ms: float = 0.0, flush: bool = True
+    ) -> None:
+        """Keep an exact array, as `admit` keeps couplets; without `flush`, in the hot tier only."""
         entry = Entry(id, id, None, 0.0, 0.0, cost_ms, time.time())
-        self._keep(Record(entry, encode_array(array, self._provenance)), flush=True)
+        self._keep(Record(entry, encode_array(array, self._provenance)), flush=flush)
 
     def remember(self, tx: Transaction, id: bytes, size_bytes: int) -> bool:
         """Have a record that `tx` stores flushed to the warm tier with the others."""
