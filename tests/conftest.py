@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hunting import load_profile
 
 from worldserve import processes
 from worldserve.runtime import Runtime, RuntimeConfig
+
+load_profile()
 
 PROJECT = Path(__file__).resolve().parent.parent
 StartServer = Callable[..., Runtime]

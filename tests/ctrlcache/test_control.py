@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hunting import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -268,7 +269,7 @@ def test_bad_arguments_are_named(change: dict[str, object], text: str) -> None:
         align(**(arguments | change))  # type: ignore[arg-type]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(1, 40),
     st.integers(0, 6),

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from hunting import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -14,7 +15,7 @@ from ctrlcache.couplet import ALL_FIELDS, Couplet, decode, decode_array, encode,
 from ctrlcache.errors import CorruptRecord, InvalidInput
 
 OWNER = b"provenance-digest"[:16]
-relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(suppress_health_check=[HealthCheck.too_slow])
 # Values that quantisation and comparison have trouble with.
 SPECIAL = np.float32([0.0, -0.0, 1.0, -1.0, 1e-38, 1e-45, 3e38, -3e38, 127.0, 1 / 3])
 
@@ -103,7 +104,7 @@ def example(**changes: object) -> Couplet:
     return Couplet(**{**base, **changes})  # type: ignore[arg-type]
 
 
-@settings(relaxed, max_examples=30)
+@settings(relaxed, max_examples=examples(30))
 @given(couplets(), st.sampled_from(["raw", "stored"]), st.data())
 def test_any_flipped_bit_is_detected(couplet: Couplet, precision: str, data: st.DataObject) -> None:
     """One flipped bit anywhere in a record is a CorruptRecord, never a wrong answer."""

@@ -149,7 +149,7 @@ def test_a_query_touches_few_cells() -> None:
 values = st.floats(-3, 3, width=32) | st.integers(-60, 60).map(lambda n: np.float32(n * 0.05))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(values, min_size=1, max_size=9),
     st.floats(0, 0.6),

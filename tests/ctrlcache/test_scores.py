@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hunting import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -56,7 +57,7 @@ def test_probes_stay_where_controls_can_be(control: np.ndarray, radius: float) -
     assert (steps[:, 0] != steps[:, 1]).all()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(controls, st.integers(0, 100), st.sampled_from([0.02, 0.05, 0.1]))
 def test_scores_of_a_parabola_are_its_derivatives(
     control: np.ndarray, seed: int, radius: float

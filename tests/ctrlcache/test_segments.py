@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hunting import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from ctrlcache.tiers.segment_writer import Pending, SegmentWriter
 from ctrlcache.tiers.segments import Damage, Header
 
 quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 floats = st.floats(allow_nan=False, width=64)
 controls = st.none() | st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=9).map(np.float32)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import object_store
 import pytest
+from hunting import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -94,7 +95,7 @@ def test_clusters_that_are_there_are_found() -> None:
     assert [round(float(points[cluster.medoid].mean())) for cluster in clusters] == [0, 9, 5]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     points=st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1, max_size=40),
     k=st.integers(1, 12),
@@ -241,7 +242,7 @@ def unscored(item: Couplet) -> Couplet:
     return replace(item, jacobian=None, radius=0.0, curvature=0.0, lineage="session")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     at=st.floats(-0.5, 0.5),
     away=st.floats(-0.3, 0.3),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hunting import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tier_openers import OPENERS, Closing
@@ -156,8 +157,7 @@ radii = st.sampled_from([0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.41, 3.0]) | st.float
 
 
 @settings(
-    max_examples=40,
-    deadline=None,
+    max_examples=examples(40),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.data(), st.integers(1, 8), st.sampled_from([0, 150]))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hunting import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tier_openers import shm_path
@@ -365,9 +366,7 @@ def everything_in(index: WarmIndex) -> dict[str, list[tuple[bytes, bytes]]]:
     return found
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from("pppprdco"), st.integers(0, 60), st.integers(1, 30)),

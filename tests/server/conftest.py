@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from wire import Wire
 
 from worldserve import processes
@@ -22,8 +21,6 @@ SETTINGS = {
     "max_sessions": "400",
 }
 
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 _ids = itertools.count(1)
 
 

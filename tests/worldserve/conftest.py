@@ -8,15 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from tiny_world import TINY, Client
 
 from worldserve.models.tiny import TinyWorldModel
 from worldserve.service import WorldService
-
-# Machines are slow at times; how long an example takes says nothing about what is right.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 _numbers = itertools.count()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hunting import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_world import HELD, TINY, Client, Truth, clip, controls, equal
@@ -132,15 +133,35 @@ def step(client, id, diary, kind, count, number, cache):
             diary.moved(None, control)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def walk(client, program):
+    """A session that goes through `program`, from its start to its end."""
+    id, diary = "walk", Diary()
+    client.ask(HELD, id, frames=FRAMES[:1], start=True)
+    for kind, count, number, cache, drain in program:
+        step(client, id, diary, kind, count, number, cache)
+        if drain:
+            assert client.service.drain()
+    assert equal(client.ask(HELD, id, cache="off", end=True), diary.truth().predict(HELD))
+
+
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves)
 def test_any_session_is_the_models(service, program):
     """Seen, predicted, sought and lost in any order, with approximate answers in between, and
     whatever thinking time has done or not: the session ends where the model alone ends."""
-    id, diary = "walk", Diary()
-    service.ask(HELD, id, frames=FRAMES[:1], start=True)
-    for kind, count, number, cache, drain in program:
-        step(service, id, diary, kind, count, number, cache)
-        if drain:
-            assert service.service.drain()
-    assert equal(service.ask(HELD, id, cache="off", end=True), diary.truth().predict(HELD))
+    walk(service, program)
+
+
+@pytest.mark.parametrize("last", [("observe", 3), ("advance", 3)])
+def test_forgetting_never_takes_what_the_present_needs(service, last):
+    """An answer comes from the cache, the slices of its past are lost, and the session's first
+    frames leave its history: they were what its present could be computed from."""
+    seen = [("observe", 2), ("observe", 2), ("observe", 1)]
+    program = [
+        (kind, count, 0, "on", False) for kind, count in [*seen, ("lose", 1), ("observe", 2), last]
+    ]
+    # The second time, all of it is known to the cache, but what was lost.
+    walk(service, [*program[:3], *program[4:]])
+    program[3] = ("lose", 1, 1, "on", True)
+    walk(service, program)
+    walk(service, program)
