@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint train bench clean
+.PHONY: help demo test lint train bench fuzz clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ demo: $(VENV)/.serve  ## Start a real server and play with it; KEEP=1 leaves it 
 
 test: $(VENV)/.dev  ## All tests, against a real tritonserver and a real object store
 	$(BIN)/python -m pytest $(TESTS)
+
+fuzz: $(VENV)/.dev  ## Hunt for what the tests have not thought of; HUNT=100 looks five times as hard
+	CTRLCACHE_HUNT=$(or $(HUNT),20) $(BIN)/python -m pytest --timeout=0 -m hypothesis $(TESTS)
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check
