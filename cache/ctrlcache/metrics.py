@@ -17,25 +17,55 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ctrlcache.events import (
+    Admitted,
+    Answered,
+    BlocksDecided,
+    ColdRequest,
+    Corrupt,
+    Event,
+    Evicted,
+    FreeSpace,
+    Heartbeat,
+    HitError,
+    Lookup,
+    Refused,
+    Saved,
+    Scored,
+    SessionCount,
+    Sink,
+    StoreEvicted,
+    StoreSize,
+    TierFailed,
+    TierSize,
+    fan_out,
+    ignore,
+)
+
 __all__ = [
     "METRICS",
     "Admitted",
+    "Answered",
     "BlocksDecided",
     "ColdRequest",
     "Corrupt",
     "Event",
     "Evicted",
+    "FreeSpace",
+    "Heartbeat",
     "HitError",
     "Lookup",
     "Measurement",
     "Metric",
     "PrometheusSink",
+    "Refused",
     "Saved",
     "Scored",
     "SessionCount",
     "Sink",
     "StoreEvicted",
     "StoreSize",
+    "TierFailed",
     "TierSize",
     "Translator",
     "fan_out",
@@ -45,162 +75,37 @@ __all__ = [
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-# --- events -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """One look-up in one tier; result: `exact`, `near` (a neighbour within trust) or `miss`."""
-
-    tier: str
-    result: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A couplet was scored; score: `probe`, `stability`, `transferability`; seconds it took."""
-
-    score: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """An admission was decided; decision: the `reason` of the Admission."""
-
-    decision: str
-
-
-@dataclass(frozen=True, slots=True)
-class TierSize:
-    """A tier's present size."""
-
-    tier: str
-    entries: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """Records left a tier; reason: `bytes`, `entries`, `expired`, `superseded` ..."""
-
-    tier: str
-    reason: str
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class HitError:
-    """True relative state error of an approximate answer, from a sampled recomputation."""
-
-    error: float
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """Seconds of computation that a hit made unnecessary."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCount:
-    """Sessions alive now."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Corrupt:
-    """Stored bytes of a tier failed their checksum or layout."""
-
-    tier: str
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ColdRequest:
-    """A request to the object store ended; result: `hit`, `miss`, `error`, `timeout` ..."""
-
-    result: str
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksDecided:
-    """Generator blocks computed or reused; decision: `compute` or `reuse`."""
-
-    decision: str
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSize:
-    """Present size of a feature store level: `l1`, `l2`, `l3`."""
-
-    level: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreEvicted:
-    """Features left a store level."""
-
-    level: str
-    count: int = 1
-
-
-Event = (
-    Lookup
-    | Scored
-    | Admitted
-    | TierSize
-    | Evicted
-    | HitError
-    | Saved
-    | SessionCount
-    | Corrupt
-    | ColdRequest
-    | BlocksDecided
-    | StoreSize
-    | StoreEvicted
-)
-#: Takes an event; quick, thread-safe, and never raises for an event it does not care about.
-Sink = Callable[[Event], None]
-
-
-def ignore(event: Event) -> None:
-    """The sink for those who measure nothing."""
-
-
-def fan_out(*sinks: Sink) -> Sink:
-    """One sink that hands every event to all of `sinks`, in order."""
-
-    def send(event: Event) -> None:
-        for sink in sinks:
-            sink(event)
-
-    return send
-
-
-# --- metrics ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; `labels` excludes `instance`, which every metric carries first."""
+    """One metric; `labels` excludes `instance`, which every metric carries first. initial: values
+    of the labels that are shown as 0 from the start, since Prometheus sees no increase in a counter
+    that begins with 1."""
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    initial: tuple[tuple[str, ...], ...] = ()
 
 
 _LOOKUP_S = (2e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 1e-1)
+_STAGE_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5)
 _SCORE_S = (1e-3, 5e-3, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _ERROR = (1e-4, 3e-4, 1e-3, 3e-3, 5e-3, 1e-2, 2e-2, 3e-2, 5e-2, 0.1, 0.2, 0.5)
 _RATIO_WINDOW = 1_000
+
+
+def _each(*values: str) -> tuple[tuple[str, ...], ...]:
+    return tuple((value,) for value in values)
+
+
+_SOURCES = _each("exact", "near", "computed", "bypass", "none")
+_REASONS = _each("invalid", "not_found", "full", "conflict", "unavailable", "cancelled", "failed")
+
+_COLD = _each(
+    "hit", "miss", "error", "unreachable", "timeout", "denied", "no_bucket", "garbage", "too_large"
+)
 
 METRICS: tuple[Metric, ...] = (
     Metric("ctrlcache_lookups_total", "counter", "Look-ups by outcome.", ("tier", "result")),
@@ -211,10 +116,40 @@ METRICS: tuple[Metric, ...] = (
         f"Share of hits among the last {_RATIO_WINDOW} look-ups.",
         ("tier",),
     ),
+    Metric(
+        "ctrlcache_answers_total",
+        "counter",
+        "Answers by where they came from.",
+        ("source",),
+        initial=_SOURCES,
+    ),
+    Metric(
+        "ctrlcache_refused_total",
+        "counter",
+        "Requests that got an error.",
+        ("reason",),
+        initial=_REASONS,
+    ),
+    Metric(
+        "ctrlcache_stage_seconds",
+        "histogram",
+        "Time of a stage of a request (total: all of it).",
+        ("stage", "source"),
+        _STAGE_S,
+    ),
     Metric("ctrlcache_score_seconds", "histogram", "Time of scoring.", ("score",), _SCORE_S),
     Metric("ctrlcache_admissions_total", "counter", "Admissions by decision.", ("decision",)),
     Metric("ctrlcache_entries", "gauge", "Records in a tier.", ("tier",)),
     Metric("ctrlcache_bytes", "gauge", "Bytes in a tier.", ("tier",)),
+    Metric("ctrlcache_limit_bytes", "gauge", "Bytes a tier may hold.", ("tier",)),
+    Metric(
+        "ctrlcache_tier_failures_total",
+        "counter",
+        "Writes that a tier could not take.",
+        initial=((),),
+    ),
+    Metric("ctrlcache_free_bytes", "gauge", "Free on the file system of a place.", ("place",)),
+    Metric("ctrlcache_space_bytes", "gauge", "Size of the file system of a place.", ("place",)),
     Metric("ctrlcache_evictions_total", "counter", "Records evicted.", ("tier", "reason")),
     Metric(
         "ctrlcache_hit_error",
@@ -223,10 +158,31 @@ METRICS: tuple[Metric, ...] = (
         (),
         _ERROR,
     ),
+    Metric(
+        "ctrlcache_bound_checks_total",
+        "counter",
+        "Sampled recomputations by whether the stated error bound held.",
+        ("result",),
+        initial=_each("held", "violated"),
+    ),
     Metric("ctrlcache_saved_seconds_total", "counter", "Computing time that hits saved."),
     Metric("ctrlcache_sessions", "gauge", "Sessions alive."),
-    Metric("ctrlcache_corrupt_total", "counter", "Damaged records found.", ("tier",)),
-    Metric("ctrlcache_cold_requests_total", "counter", "Object store requests.", ("result",)),
+    Metric("ctrlcache_sessions_limit", "gauge", "Sessions that may be alive at once."),
+    Metric("ctrlcache_heartbeat_seconds", "gauge", "Unix time at which the instance last ran."),
+    Metric(
+        "ctrlcache_corrupt_total",
+        "counter",
+        "Damaged records found.",
+        ("tier",),
+        initial=_each("hot", "warm", "cold", "session"),
+    ),
+    Metric(
+        "ctrlcache_cold_requests_total",
+        "counter",
+        "Object store requests.",
+        ("result",),
+        initial=_COLD,
+    ),
     Metric("worldcache_blocks_total", "counter", "Generator blocks by decision.", ("decision",)),
     Metric("worldcache_store_bytes", "gauge", "Bytes in a feature store level.", ("level",)),
     Metric("worldcache_evictions_total", "counter", "Features evicted.", ("level",)),
@@ -258,23 +214,49 @@ class Translator:
                     Measurement("ctrlcache_lookup_seconds", (tier,), seconds),
                     Measurement("ctrlcache_hit_ratio", (tier,), self._ratio(tier, result)),
                 )
+            case Answered(_, source, stages):
+                times = (
+                    Measurement("ctrlcache_stage_seconds", (stage, source), s)
+                    for stage, s in stages
+                )
+                return (Measurement("ctrlcache_answers_total", (source,), 1), *times)
+            case Refused(reason):
+                return (Measurement("ctrlcache_refused_total", (reason,), 1),)
             case Scored(score, seconds):
                 return (Measurement("ctrlcache_score_seconds", (score,), seconds),)
             case Admitted(decision):
                 return (Measurement("ctrlcache_admissions_total", (decision,), 1),)
-            case TierSize(tier, entries, size_bytes):
-                return (
+            case TierSize(tier, entries, size_bytes, limit_bytes):
+                size = (
                     Measurement("ctrlcache_entries", (tier,), entries),
                     Measurement("ctrlcache_bytes", (tier,), size_bytes),
                 )
+                limit = Measurement("ctrlcache_limit_bytes", (tier,), limit_bytes)
+                return (*size, limit) if limit_bytes else size
+            case TierFailed():
+                return (Measurement("ctrlcache_tier_failures_total", (), 1),)
+            case FreeSpace(place, free_bytes, space_bytes):
+                return (
+                    Measurement("ctrlcache_free_bytes", (place,), free_bytes),
+                    Measurement("ctrlcache_space_bytes", (place,), space_bytes),
+                )
             case Evicted(tier, reason, count):
                 return (Measurement("ctrlcache_evictions_total", (tier, reason), count),)
-            case HitError(error):
-                return (Measurement("ctrlcache_hit_error", (), error),)
+            case HitError(error, bound):
+                measured = Measurement("ctrlcache_hit_error", (), error)
+                if bound is None:
+                    return (measured,)
+                result = "held" if error <= bound else "violated"
+                return (measured, Measurement("ctrlcache_bound_checks_total", (result,), 1))
             case Saved(seconds):
                 return (Measurement("ctrlcache_saved_seconds_total", (), seconds),)
-            case SessionCount(count):
-                return (Measurement("ctrlcache_sessions", (), count),)
+            case SessionCount(count, limit):
+                sessions = Measurement("ctrlcache_sessions", (), count)
+                if not limit:
+                    return (sessions,)
+                return (sessions, Measurement("ctrlcache_sessions_limit", (), limit))
+            case Heartbeat(now_s):
+                return (Measurement("ctrlcache_heartbeat_seconds", (), now_s),)
             case Corrupt(tier, count):
                 return (Measurement("ctrlcache_corrupt_total", (tier,), count),)
             case ColdRequest(result):
@@ -318,6 +300,9 @@ class PrometheusSink:
                 shared = _SHARED[registry] = {m.name: _create(m, registry) for m in METRICS}
         self._metrics = shared
         self._apply: dict[tuple[str, tuple[str, ...]], Callable[[float], None]] = {}
+        for metric in METRICS:
+            for values in metric.initial:
+                shared[metric.name].labels(instance, *values)
 
     def __call__(self, event: Event) -> None:
         for m in self._translate(event):

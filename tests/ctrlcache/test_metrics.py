@@ -19,10 +19,27 @@ EVENTS: list[tuple[m.Event, str, dict[str, str], float]] = [
     ),
     (m.Lookup("hot", "exact", 3e-6), "ctrlcache_lookup_seconds_count", {"tier": "hot"}, 1),
     (m.Lookup("hot", "near", 3e-6), "ctrlcache_hit_ratio", {"tier": "hot"}, 1),
+    (
+        m.Answered("probe", "near", (("lookup", 0.001), ("total", 0.002))),
+        "ctrlcache_stage_seconds_sum",
+        {"stage": "total", "source": "near"},
+        0.002,
+    ),
+    (
+        m.Answered("probe", "near", (("total", 0.002),)),
+        "ctrlcache_answers_total",
+        {"source": "near"},
+        1,
+    ),
+    (m.Refused("full"), "ctrlcache_refused_total", {"reason": "full"}, 1),
     (m.Scored("probe", 0.02), "ctrlcache_score_seconds_sum", {"score": "probe"}, 0.02),
     (m.Admitted("trusted"), "ctrlcache_admissions_total", {"decision": "trusted"}, 1),
     (m.TierSize("warm", 7, 99), "ctrlcache_entries", {"tier": "warm"}, 7),
     (m.TierSize("warm", 7, 99), "ctrlcache_bytes", {"tier": "warm"}, 99),
+    (m.TierSize("warm", 7, 99, 1000), "ctrlcache_limit_bytes", {"tier": "warm"}, 1000),
+    (m.TierFailed(), "ctrlcache_tier_failures_total", {}, 1),
+    (m.FreeSpace("shm", 5, 9), "ctrlcache_free_bytes", {"place": "shm"}, 5),
+    (m.FreeSpace("shm", 5, 9), "ctrlcache_space_bytes", {"place": "shm"}, 9),
     (
         m.Evicted("warm", "bytes", 3),
         "ctrlcache_evictions_total",
@@ -30,8 +47,12 @@ EVENTS: list[tuple[m.Event, str, dict[str, str], float]] = [
         3,
     ),
     (m.HitError(0.004), "ctrlcache_hit_error_sum", {}, 0.004),
+    (m.HitError(0.004, 0.004), "ctrlcache_bound_checks_total", {"result": "held"}, 1),
+    (m.HitError(0.004, 0.003), "ctrlcache_bound_checks_total", {"result": "violated"}, 1),
     (m.Saved(0.25), "ctrlcache_saved_seconds_total", {}, 0.25),
     (m.SessionCount(5), "ctrlcache_sessions", {}, 5),
+    (m.SessionCount(5, 9), "ctrlcache_sessions_limit", {}, 9),
+    (m.Heartbeat(17.0), "ctrlcache_heartbeat_seconds", {}, 17),
     (m.Corrupt("warm"), "ctrlcache_corrupt_total", {"tier": "warm"}, 1),
     (m.ColdRequest("timeout"), "ctrlcache_cold_requests_total", {"result": "timeout"}, 1),
     (m.BlocksDecided("reuse", 4), "worldcache_blocks_total", {"decision": "reuse"}, 4),
@@ -55,6 +76,19 @@ def test_every_metric_has_an_event() -> None:
     translate = m.Translator()
     seen = {x.name for event, *_ in EVENTS for x in translate(event)}
     assert seen == {metric.name for metric in m.METRICS}
+
+
+def test_counters_that_alerts_watch_begin_with_zero() -> None:
+    """The first damaged record is an increase for Prometheus, not a counter that begins with 1."""
+    registry = CollectorRegistry()
+    m.PrometheusSink(registry, "a")
+    for metric in m.METRICS:
+        for values in metric.initial:
+            labels = {"instance": "a", **dict(zip(metric.labels, values, strict=True))}
+            assert registry.get_sample_value(metric.name, labels) == 0
+    assert (
+        registry.get_sample_value("ctrlcache_corrupt_total", {"instance": "a", "tier": "warm"}) == 0
+    )
 
 
 def test_measurements_fit_the_table() -> None:
