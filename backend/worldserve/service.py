@@ -24,6 +24,7 @@ from ctrlcache.metrics import Sink, ignore
 from ctrlcache.shared import SharedMemory
 from ctrlcache.tiered import CoupletCache
 from ctrlcache.tiers.warm import WarmTier
+from ctrlcache.trace import Recorder
 from ctrlcache.transfer import Adapter, BestOf, Jacobian, Migration, Reuse
 from worldserve.background import Background
 from worldserve.cold import TaskTemplates, announce_model, open_cold_store
@@ -82,6 +83,7 @@ class WorldService:
             on_event=on_event,
         )
         self._warm = _warm(config, on_event)
+        self._trace = Recorder(config.trace.file) if config.trace.file else None
         self.background = Background()
         migration = _migration(config.trust.migration, weights, spec.weights_digest)
         self.cache = CoupletCache(
@@ -93,6 +95,7 @@ class WorldService:
             config,
             on_event,
             checkpoint=self.background.give_way,
+            trace=self._trace,
         )
         self.sessions = SessionStore(
             self._memory, provenance, self._session_limits(config, options), on_event
@@ -187,6 +190,8 @@ class WorldService:
         self._scheduler.close()
         self._templates.close()
         self.cache.close()
+        if self._trace is not None:
+            self._trace.close()
         if self._warm is not None:
             self._warm.close()
         self._memory.close()

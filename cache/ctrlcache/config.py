@@ -28,6 +28,7 @@ __all__ = [
     "FlushConfig",
     "HotConfig",
     "PrefetchConfig",
+    "TraceConfig",
     "TrustConfig",
     "WarmConfig",
 ]
@@ -172,6 +173,14 @@ class TrustConfig:
 
 
 @dataclass(frozen=True)
+class TraceConfig:
+    """file: where to record what is asked and stored (`ctrlcache.trace`), for replays; it grows by
+    some 150 bytes per look-up. None records nothing."""
+
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
 class CacheConfig:
     """All of it."""
 
@@ -181,6 +190,7 @@ class CacheConfig:
     flush: FlushConfig = field(default_factory=FlushConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, str]) -> CacheConfig:

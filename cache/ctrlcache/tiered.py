@@ -32,6 +32,7 @@ from ctrlcache.scores import Scores
 from ctrlcache.shared import SharedMemory, Transaction
 from ctrlcache.tiers.base import Candidate, Entry, Record, Tier, TierStats
 from ctrlcache.tiers.hot import HotTier, Rest
+from ctrlcache.trace import Recorder
 from ctrlcache.transfer import Migration
 from ctrlcache.upkeep import Checkpoint, LowerTier, Upkeep, hot_record
 
@@ -47,12 +48,14 @@ _LOOK_AT = 16
 @dataclass(frozen=True, eq=False, slots=True)
 class Query:
     """What would `plan` (H, C) do in `space`? max_error: budget of relative state error, 0 for
-    exact answers only. want_frames: of several neighbours, one that has frames is preferred."""
+    exact answers only. want_frames: of several neighbours, one that has frames is preferred.
+    session: who asks, for a trace."""
 
     space: bytes
     plan: NDArray[np.float32]
     max_error: float = 0.0
     want_frames: bool = False
+    session: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,9 +85,9 @@ def _kind(couplet: Couplet) -> str:
 class CoupletCache:
     """Couplets, and the exact arrays beside them, in a hot tier and (optionally) a warm one.
 
-    provenance: 16 bytes that mark every record; one of another mark is damage here. Safe in
-    several threads; one for each process, over the same shared memory. Closing it closes neither
-    `memory` nor `warm`: who opened them closes them.
+    provenance: 16 bytes that mark every record; one of another mark is damage here. trace: takes
+    down what is asked and stored. Safe in several threads; one for each process, over the same
+    shared memory. Closing it closes neither `memory`, `warm` nor `trace`: who opened them does.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class CoupletCache:
         checkpoint: Checkpoint = _go_on,
         monotonic: Callable[[], float] = time.monotonic,
         background: bool = True,
+        trace: Recorder | None = None,
     ) -> None:
         config = config or CacheConfig()
         self._memory = memory
@@ -108,6 +112,7 @@ class CoupletCache:
         self._policy = policy
         self._migration = migration
         self._on_event = on_event
+        self._trace = trace
         self.upkeep = Upkeep(
             memory.hot, warm, config.flush, config.prefetch, on_event, checkpoint, monotonic
         )
@@ -126,7 +131,23 @@ class CoupletCache:
             if hit is not None:
                 self.upkeep.promote(hit.couplet.id)
                 self.upkeep.prefetch(query.space, query.plan[0])
+        self._note(id if hit is None else hit.couplet.id, "couplet", hit is not None, query.session)
         return hit
+
+    def _note(self, id: bytes, kind: str, hit: bool, session: str = "") -> None:
+        if self._trace is not None:
+            self._trace.got(id, kind, hit, lambda: self._facts(id), session)
+
+    def _facts(self, id: bytes) -> tuple[int, float]:
+        """Size and cost of a record, for a trace."""
+        for tier in self._tiers():
+            try:
+                payload, entry = tier.get(id), tier.entry(id)
+            except TierUnavailable:
+                continue
+            if payload is not None and entry is not None:
+                return len(payload), entry.cost_ms
+        return 0, 0.0
 
     def _look_in(self, tier: Tier, id: bytes, query: Query, near: bool) -> Hit | None:
         began = time.perf_counter()
@@ -262,7 +283,7 @@ class CoupletCache:
                 radius=admission.radius,
             )
         couplet = self._completed(couplet, scored=scores is not None)
-        self._keep(hot_record(couplet, self._provenance), flush=admission.admit)
+        self._keep(hot_record(couplet, self._provenance), "couplet", flush=admission.admit)
         self._on_event(Admitted(admission.reason))
         return admission
 
@@ -298,7 +319,9 @@ class CoupletCache:
             tier.touch((id,))
             if tier is not self._hot:
                 self.upkeep.promote(id)
+            self._note(id, "array", hit=True)
             return array
+        self._note(id, "array", hit=False)
         return None
 
     def put_blob(
@@ -306,13 +329,13 @@ class CoupletCache:
     ) -> None:
         """Keep an exact array, as `admit` keeps couplets; without `flush`, in the hot tier only."""
         entry = Entry(id, id, None, 0.0, 0.0, cost_ms, time.time())
-        self._keep(Record(entry, encode_array(array, self._provenance)), flush=flush)
+        self._keep(Record(entry, encode_array(array, self._provenance)), "array", flush=flush)
 
     def remember(self, tx: Transaction, id: bytes, size_bytes: int) -> bool:
         """Have a record that `tx` stores flushed to the warm tier with the others."""
         return self.upkeep.remember(tx.pin, id, size_bytes)
 
-    def _keep(self, kept: Record, flush: bool) -> None:
+    def _keep(self, kept: Record, kind: str, flush: bool) -> None:
         def work(tx: Transaction) -> None:
             tx.put([kept])
             if flush:
@@ -322,6 +345,10 @@ class CoupletCache:
             self._memory.transact(work)
         except TierUnavailable as error:
             self.upkeep.failed(error)
+            return
+        if self._trace is not None:
+            entry = kept.entry
+            self._trace.put(entry.id, kind, len(kept.payload), entry.cost_ms)
 
     # -- the rest -------------------------------------------------------------------------------
 
@@ -345,5 +372,5 @@ class CoupletCache:
         """Stop the background, and flush what waits where this process can."""
         self.upkeep.close()
 
-    def _tiers(self) -> tuple[Tier, ...]:
+    def _tiers(self) -> tuple[HotTier | LowerTier, ...]:
         return (self._hot,) if self._warm is None else (self._hot, self._warm)

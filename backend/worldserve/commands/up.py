@@ -89,6 +89,12 @@ def up(
     run_dir: Annotated[
         Path | None, typer.Option(help="Logs and laid-out files; kept when given.")
     ] = None,
+    record_trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append what is asked of the cache and stored to this file, for replays."
+        ),
+    ] = None,
     supervise: Annotated[bool, typer.Option(help="Bring a dead or hung model back.")] = True,
     check: Annotated[bool, typer.Option(help="Look at the machine first (validate-env).")] = True,
 ) -> None:
@@ -101,6 +107,8 @@ def up(
             parameters["dtype"] = dtype
         if sessions is not None:
             parameters["max_sessions"] = str(sessions)
+        if record_trace is not None:
+            parameters["trace_file"] = str(record_trace.resolve())
         return RuntimeConfig(
             model_repository=model_repository,
             models=tuple(model or ()),
