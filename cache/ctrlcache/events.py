@@ -23,9 +23,11 @@ __all__ = [
     "SessionCount",
     "Sink",
     "StoreEvicted",
+    "StoreLookup",
     "StoreSize",
     "TierFailed",
     "TierSize",
+    "Warmed",
     "fan_out",
     "ignore",
 ]
@@ -177,6 +179,23 @@ class StoreEvicted:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class StoreLookup:
+    """A feature was asked for; level: where it was found, `none` where it was not; result: `hit` or
+    `miss`."""
+
+    level: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """Features loaded ahead; how: `semantic` (the prompt was understood), or the fallback policy."""
+
+    how: str
+    count: int = 1
+
+
 Event = (
     Lookup
     | Answered
@@ -196,6 +215,8 @@ Event = (
     | BlocksDecided
     | StoreSize
     | StoreEvicted
+    | StoreLookup
+    | Warmed
 )
 #: Takes an event; quick, thread-safe, and never raises for an event it does not care about.
 Sink = Callable[[Event], None]

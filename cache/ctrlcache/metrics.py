@@ -35,9 +35,11 @@ from ctrlcache.events import (
     SessionCount,
     Sink,
     StoreEvicted,
+    StoreLookup,
     StoreSize,
     TierFailed,
     TierSize,
+    Warmed,
     fan_out,
     ignore,
 )
@@ -64,10 +66,12 @@ __all__ = [
     "SessionCount",
     "Sink",
     "StoreEvicted",
+    "StoreLookup",
     "StoreSize",
     "TierFailed",
     "TierSize",
     "Translator",
+    "Warmed",
     "fan_out",
     "ignore",
 ]
@@ -186,6 +190,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("worldcache_blocks_total", "counter", "Generator blocks by decision.", ("decision",)),
     Metric("worldcache_store_bytes", "gauge", "Bytes in a feature store level.", ("level",)),
     Metric("worldcache_evictions_total", "counter", "Features evicted.", ("level",)),
+    Metric("worldcache_lookups_total", "counter", "Features asked for.", ("level", "result")),
+    Metric("worldcache_warmed_total", "counter", "Features loaded ahead.", ("how",)),
 )
 
 
@@ -267,6 +273,10 @@ class Translator:
                 return (Measurement("worldcache_store_bytes", (level,), size_bytes),)
             case StoreEvicted(level, count):
                 return (Measurement("worldcache_evictions_total", (level,), count),)
+            case StoreLookup(level, result):
+                return (Measurement("worldcache_lookups_total", (level, result), 1),)
+            case Warmed(how, count):
+                return (Measurement("worldcache_warmed_total", (how,), count),)
         return ()
 
     def _ratio(self, tier: str, result: str) -> float:

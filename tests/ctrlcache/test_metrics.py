@@ -58,6 +58,13 @@ EVENTS: list[tuple[m.Event, str, dict[str, str], float]] = [
     (m.BlocksDecided("reuse", 4), "worldcache_blocks_total", {"decision": "reuse"}, 4),
     (m.StoreSize("l2", 1024), "worldcache_store_bytes", {"level": "l2"}, 1024),
     (m.StoreEvicted("l1", 2), "worldcache_evictions_total", {"level": "l1"}, 2),
+    (
+        m.StoreLookup("l3", "hit"),
+        "worldcache_lookups_total",
+        {"level": "l3", "result": "hit"},
+        1,
+    ),
+    (m.Warmed("semantic", 5), "worldcache_warmed_total", {"how": "semantic"}, 5),
 ]
 
 
