@@ -190,7 +190,7 @@ class StoreLookup:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """Features loaded ahead; how: `semantic` (the prompt was understood), or the fallback policy."""
+    """Features loaded ahead; how: `semantic` (the prompt was understood), or the fallback."""
 
     how: str
     count: int = 1

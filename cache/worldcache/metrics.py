@@ -1,7 +1,7 @@
 """What happens in WorldCache, as the events that every sink of `ctrlcache.metrics` understands.
 
 Step reuse reports `BlocksDecided`, the feature store the rest. They stand in `ctrlcache.metrics`
-with the other events, since one table describes all metrics of an endpoint; this is their name here.
+with the other events, since one table describes all metrics of an endpoint.
 
     BlocksDecided("reuse", 12)    worldcache_blocks_total{decision="reuse"} += 12
     StoreSize("l2", 1 << 20)      worldcache_store_bytes{level="l2"} = 1048576
