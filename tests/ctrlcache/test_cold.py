@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import misbehaviour
 import numpy as np
 import object_store
 import pytest
@@ -216,67 +217,17 @@ def test_memory_is_bounded(objects: Objects, prefix: str, stores: Stores) -> Non
     assert small.wait("a", 10.0) == small.resident("a")
 
 
-def _silent(connection: socket.socket) -> None:
-    time.sleep(5.0)
-
-
-def _rubbish(connection: socket.socket) -> None:
-    connection.recv(65536)
-    connection.sendall(random.Random(0).randbytes(5000))
-
-
-def _not_s3(connection: socket.socket) -> None:
-    connection.recv(65536)
-    body = b"<html>hello"
-    connection.sendall(b"HTTP/1.1 500 Oops\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-
-
-def _bad_xml(connection: socket.socket) -> None:
-    connection.recv(65536)
-    body = b"<Error><Code>"
-    connection.sendall(
-        b"HTTP/1.1 404 No\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
-        % len(body)
-        + body
-    )
-
-
-def _rubbish_manifest(connection: socket.socket) -> None:
-    connection.recv(65536)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nrubbish")
-
-
-def _endless(connection: socket.socket) -> None:
-    connection.recv(65536)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
-    while True:
-        connection.sendall(chunk)
-
-
-def _dripping(connection: socket.socket) -> None:
-    connection.recv(65536)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-    for _ in range(100):
-        connection.sendall(b"x")
-        time.sleep(0.1)
-
-
-def _hangs_up(connection: socket.socket) -> None:
-    connection.recv(65536)
-
-
 @pytest.mark.parametrize(
     ("answer", "result"),
     [
-        (_silent, "timeout"),
-        (_dripping, "timeout"),
-        (_endless, "too_large"),
-        (_rubbish, "garbage"),
-        (_not_s3, "garbage"),
-        (_bad_xml, "garbage"),
-        (_rubbish_manifest, "garbage"),
-        (_hangs_up, "unreachable"),
+        (misbehaviour.silent, "timeout"),
+        (misbehaviour.dripping, "timeout"),
+        (misbehaviour.endless, "too_large"),
+        (misbehaviour.rubbish, "garbage"),
+        (misbehaviour.not_s3, "garbage"),
+        (misbehaviour.bad_xml, "garbage"),
+        (misbehaviour.rubbish_manifest, "garbage"),
+        (misbehaviour.hangs_up, "unreachable"),
     ],
 )
 def test_a_store_that_misbehaves_is_counted(
