@@ -45,11 +45,19 @@ def code(error: InferenceServerException) -> str:
 class Wire:
     """One client. `ask` returns outputs by name."""
 
-    def __init__(self, endpoints: Any, protocol: str, model: str = "world_model") -> None:
+    def __init__(
+        self,
+        endpoints: Any,
+        protocol: str,
+        model: str = "world_model",
+        channel_args: Any = None,
+    ) -> None:
         self.protocol, self.model = protocol, model
         if protocol == "grpc":
             self._module: Any = grpcclient
-            self.client: Any = grpcclient.InferenceServerClient(endpoints.grpc)
+            self.client: Any = grpcclient.InferenceServerClient(
+                endpoints.grpc, channel_args=channel_args
+            )
         else:
             self._module = httpclient
             self.client = httpclient.InferenceServerClient(
