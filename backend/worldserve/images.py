@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,12 @@ from PIL import Image
 from ctrlcache.errors import InvalidInput
 from worldserve.models.protocol import Pixels
 
-__all__ = ["decode_frames", "resize_frames"]
+__all__ = ["decode_frames", "measure_frames", "resize_frames"]
 
 _FORMATS = ("JPEG", "PNG")
+#: Begins a scan of a JPEG; within one these bytes cannot occur. A progressive image has about ten, and
+#: each one goes over the whole image again: a small file of thousands would take hours.
+_SCAN, _MAX_SCANS = b"\xff\xda", 64
 
 
 def resize_frames(frames: Pixels, size_px: tuple[int, int]) -> Pixels:
@@ -65,44 +69,65 @@ def _shares(size: int, parts: int) -> list[tuple[int, int, NDArray[np.float32]]]
     return made
 
 
+def measure_frames(encoded: Sequence[bytes] | NDArray[np.object_], max_pixels: int) -> int:
+    """Pixels of all images together, by their headers: nothing is decoded.
+
+    InvalidInput for an image of more than `max_pixels`, or of another kind than JPEG and PNG, or one
+    that is built to take longer than its size tells.
+    """
+    total = 0
+    for index, data in enumerate(encoded):
+        with _opened(bytes(data), index) as image:
+            if image.width * image.height > max_pixels:
+                raise InvalidInput(
+                    f"{_name(index)} must have at most {max_pixels} pixels, "
+                    f"got {image.width} x {image.height}"
+                )
+            total += image.width * image.height
+        scans = bytes(data).count(_SCAN) if image.format == "JPEG" else 0
+        if scans > _MAX_SCANS:
+            raise InvalidInput(f"{_name(index)} must have at most {_MAX_SCANS} scans, got {scans}")
+    return total
+
+
 def decode_frames(
-    encoded: Sequence[bytes] | NDArray[np.object_], size_px: tuple[int, int], max_pixels: int
+    encoded: Sequence[bytes] | NDArray[np.object_], size_px: tuple[int, int]
 ) -> Pixels:
-    """JPEG or PNG images -> (T, h, w, 3) uint8 for size_px = (h, w).
+    """JPEG or PNG images -> (T, h, w, 3) uint8 for size_px = (h, w); `measure_frames` comes first.
 
     A JPEG that is much larger is decoded at a fraction of its size (the decoder's own area
     scaling); transparency is dropped, grey becomes RGB, orientation tags are not applied.
-    InvalidInput, before anything is decoded, for an image of more than `max_pixels`, and for
-    whatever cannot be decoded.
+    InvalidInput for whatever cannot be decoded.
     """
-    return np.stack(
-        [_decode(bytes(data), index, size_px, max_pixels) for index, data in enumerate(encoded)]
-    )
+    return np.stack([_decode(bytes(data), index, size_px) for index, data in enumerate(encoded)])
 
 
-def _decode(data: bytes, index: int, size_px: tuple[int, int], max_pixels: int) -> Pixels:
+def _decode(data: bytes, index: int, size_px: tuple[int, int]) -> Pixels:
     height, width = size_px
-    name = f"FRAMES_ENCODED[{index}]"
+    with _opened(data, index) as image:
+        # The image comes out at least this large: enough left to average well.
+        image.draft("RGB", (2 * width, 2 * height))
+        whole: Pixels = np.array(image.convert("RGB"))
+        made: Pixels = resize_frames(whole[None], size_px)[0]
+        return made
+
+
+@contextmanager
+def _opened(data: bytes, index: int) -> Iterator[Image.Image]:
+    """Opening reads the header only. What goes wrong with the image is InvalidInput."""
     try:
-        # Opening reads the header only.
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            pixels = image.width * image.height
-            if pixels > max_pixels:
-                raise InvalidInput(
-                    f"{name} must have at most {max_pixels} pixels, "
-                    f"got {image.width} x {image.height}"
-                )
-            # The image comes out at least this large: enough left to average well.
-            image.draft("RGB", (2 * width, 2 * height))
-            whole: Pixels = np.array(image.convert("RGB"))
-            made: Pixels = resize_frames(whole[None], size_px)[0]
-            return made
+            yield image
     except InvalidInput:
         raise
     except Image.DecompressionBombError:
-        raise InvalidInput(f"{name} must have at most {max_pixels} pixels, got far more") from None
+        raise InvalidInput(f"{_name(index)} has far too many pixels") from None
     except Exception as error:  # whatever a decoder makes of bytes from the network
         what = f"{len(data)} bytes" + (f" that begin with {data[:8].hex()}" if data else "")
         raise InvalidInput(
-            f"{name} must be a JPEG or PNG image, got {what} ({type(error).__name__})"
+            f"{_name(index)} must be a JPEG or PNG image, got {what} ({type(error).__name__})"
         ) from None
+
+
+def _name(index: int) -> str:
+    return f"FRAMES_ENCODED[{index}]"

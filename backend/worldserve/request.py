@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctrlcache.errors import InvalidInput
-from worldserve.images import decode_frames, resize_frames
+from worldserve.images import decode_frames, measure_frames, resize_frames
 from worldserve.models.protocol import ModelSpec, Pixels
 
 __all__ = [
@@ -61,6 +61,7 @@ _INPUTS = {
 }
 _PARAMETERS = (
     "cache",
+    "canary",
     "cold_wait_ms",
     "device",
     "drain",
@@ -85,17 +86,20 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """horizon: default. max_frames, max_samples: per request. max_pixels: of one encoded frame."""
+    """horizon: default. max_frames, max_samples: per request. max_pixels: of one frame as it comes;
+    max_request_pixels: of all frames of a request."""
 
     horizon: int = 8
     max_frames: int = 256
     max_samples: int = 16_384
     max_pixels: int = 64_000_000
+    max_request_pixels: int = 256_000_000
 
 
 @dataclass(frozen=True)
 class RawRequest:
-    """As it came. timeout_s: how long the caller waits, None where he did not say."""
+    """As it came. timeout_s: how long the caller waits, None where he did not say. request_id: the
+    caller's name for it, for the log."""
 
     inputs: Mapping[str, NDArray[Any]]
     parameters: Mapping[str, Any]
@@ -105,6 +109,7 @@ class RawRequest:
     outputs: frozenset[str] = frozenset(OUTPUTS)
     timeout_s: float | None = None
     cancelled: Cancelled = _never
+    request_id: str = ""
     arrived_s: float = field(default_factory=time.perf_counter)
 
 
@@ -115,8 +120,8 @@ class Request:
     samples (K, C) in device units. frames (T, h, w, 3) of the model's size, T = 0 where none came.
     prompt, view, device: None where not given. max_error: None for the server's default. task: name
     of the operation, where the caller knows it. templates (M, C): controls that are typical of it,
-    from the cold step. deadline_s, arrived_s: of
-    `time.perf_counter`.
+    from the cold step. canary: asked by whoever looks after the server; it has no session. deadline_s,
+    arrived_s: of `time.perf_counter`.
     """
 
     correlation_id: CorrelationId
@@ -139,6 +144,7 @@ class Request:
     tenant: str = ""
     device: str | None = None
     drain: bool = False
+    canary: bool = False
     task: str = ""
     templates: NDArray[np.float32] | None = None
     outputs: frozenset[str] = frozenset(OUTPUTS)
@@ -153,7 +159,11 @@ def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Re
     parameters = {k: v for k, v in raw.parameters.items() if not k.startswith("triton_")}
     for name in parameters:
         if name not in _PARAMETERS:
-            raise InvalidInput(f"parameter {name!r} is not known; known: {', '.join(_PARAMETERS)}")
+            raise InvalidInput(
+                f"parameter {name[:80]!r} is not known; known: {', '.join(_PARAMETERS)}"
+            )
+    if _flag(parameters, "canary"):
+        return _canary(raw, spec)
     start = raw.start
     mode: Any = _choice(parameters, "mode", get_args(Mode))
     cache: Any = _choice(parameters, "cache", get_args(CacheMode))
@@ -207,6 +217,24 @@ def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Re
         drain=_flag(parameters, "drain"),
         task=texts["task"] or "",
         templates=_templates(arrays, spec.control_dim),
+        outputs=raw.outputs & frozenset(OUTPUTS),
+        deadline_s=None if raw.timeout_s is None else raw.arrived_s + raw.timeout_s,
+        cancelled=raw.cancelled,
+        arrived_s=raw.arrived_s,
+    )
+
+
+def _canary(raw: RawRequest, spec: ModelSpec) -> Request:
+    """One frame predicted from a black one, past the cache: all of the model, and no session."""
+    return Request(
+        correlation_id=raw.correlation_id,
+        samples=np.zeros((1, spec.control_dim), np.float32),
+        frames=np.zeros((1, *spec.frame_px, 3), np.uint8),
+        horizon=1,
+        start=True,
+        cache="off",
+        canary=True,
+        device="",
         outputs=raw.outputs & frozenset(OUTPUTS),
         deadline_s=None if raw.timeout_s is None else raw.arrived_s + raw.timeout_s,
         cancelled=raw.cancelled,
@@ -291,6 +319,7 @@ def _frames(arrays: Mapping[str, NDArray[Any]], spec: ModelSpec, limits: Request
                 f"FRAMES must have at most {limits.max_pixels} pixels each, got "
                 f"{raw.shape[2]} x {raw.shape[1]}"
             )
+        _pixels_at_most("FRAMES", math.prod(raw.shape[:3]), limits.max_request_pixels)
         return resize_frames(raw, spec.frame_px)
     if encoded is not None:
         if encoded.ndim != 1 or not len(encoded):
@@ -298,7 +327,9 @@ def _frames(arrays: Mapping[str, NDArray[Any]], spec: ModelSpec, limits: Request
                 f"FRAMES_ENCODED must have shape [T] with T >= 1, got {list(encoded.shape)}"
             )
         _at_most("FRAMES_ENCODED", len(encoded), limits.max_frames)
-        return decode_frames(encoded, spec.frame_px, limits.max_pixels)
+        total = measure_frames(encoded, limits.max_pixels)
+        _pixels_at_most("FRAMES_ENCODED", total, limits.max_request_pixels)
+        return decode_frames(encoded, spec.frame_px)
     height, width = spec.frame_px
     return np.empty((0, height, width, 3), np.uint8)
 
@@ -306,6 +337,11 @@ def _frames(arrays: Mapping[str, NDArray[Any]], spec: ModelSpec, limits: Request
 def _at_most(name: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidInput(f"{name} may hold at most {most} frames in one request, got {count}")
+
+
+def _pixels_at_most(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidInput(f"{name} may hold at most {most} pixels in one request, got {count}")
 
 
 def _horizon(arrays: Mapping[str, NDArray[Any]], spec: ModelSpec, limits: RequestLimits) -> int:

@@ -233,14 +233,14 @@ def test_images_come_out_as_they_went_in(kind):
     smooth = np.stack([x * 4, y * 4, (x + y) * 2], -1).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(smooth).save(file, kind, **({"quality": 95} if kind == "JPEG" else {}))
-    decoded = decode_frames([file.getvalue()], (64, 64), 10_000)
+    decoded = decode_frames([file.getvalue()], (64, 64))
     assert np.abs(decoded[0].astype(int) - smooth).max() <= (0 if kind == "PNG" else 12)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA"])
 def test_grey_and_transparent_images_become_rgb(mode):
     """Three channels, whatever the picture has."""
-    assert decode_frames([image_bytes(mode=mode)], (8, 8), 10_000).shape == (1, 8, 8, 3)
+    assert decode_frames([image_bytes(mode=mode)], (8, 8)).shape == (1, 8, 8, 3)
 
 
 def test_a_large_jpeg_is_decoded_small():
@@ -249,6 +249,6 @@ def test_a_large_jpeg_is_decoded_small():
     picture = np.stack([x // 16, y // 9, np.full_like(x, 77)], -1).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=90)
-    decoded = decode_frames([file.getvalue()], (64, 64), 10_000_000)[0]
+    decoded = decode_frames([file.getvalue()], (64, 64))[0]
     exact = resize_frames(picture[None], (64, 64))[0]
     assert np.abs(decoded.astype(int) - exact).mean() < 2
