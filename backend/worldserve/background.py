@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from ctrlcache.errors import CtrlCacheError
 from worldserve.models.protocol import Checkpoint
 
 __all__ = ["Abandoned", "Background", "Handle", "Urgency", "Work"]
@@ -91,7 +92,9 @@ class Background:
         self._running: list[_Task] = []  # the last one runs, in the midst of those before it
         self._talking = 0
         self._closed = False
-        self.dropped = 0
+        #: Pieces of work that there was no room for, and that could not be done (a session that
+        #: cannot be restored any more, a tier that is gone).
+        self.dropped = self.refused = 0
         self._thread = threading.Thread(target=self._run, name="background", daemon=True)
         self._thread.start()
 
@@ -203,6 +206,11 @@ class Background:
             task.work(lambda: self._checkpoint(task))
         except Abandoned:
             pass
+        except CtrlCacheError as error:
+            # What a request for it would be told; each one is counted, the first one is named.
+            self.refused += 1
+            level = logging.INFO if self.refused == 1 else logging.DEBUG
+            _log.log(level, "background work is not possible (%s): %s", task.urgency.name, error)
         except Exception:
             # Nobody waits for this; a lost piece of work costs time later, never an answer.
             _log.exception("background work failed (%s)", task.urgency.name)

@@ -6,9 +6,10 @@ user's thinking time.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctrlcache.couplet import Couplet, encode_array
-from ctrlcache.errors import CtrlCacheError
+from ctrlcache.errors import CtrlCacheError, InvalidInput
 from ctrlcache.key import frame_id
-from ctrlcache.metrics import Saved, Sink, ignore
+from ctrlcache.metrics import Answered, Saved, Sink, ignore
 from ctrlcache.tiered import Hit, Query
 from ctrlcache.tiers.base import Entry, Record
 from worldserve.drawing import Drawing
@@ -69,9 +70,10 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """Outputs by name, of those that were asked for."""
+    """Outputs by name, of those that were asked for. account: where they came from, and when."""
 
     outputs: dict[str, NDArray[Any]]
+    account: Answered | None = None
 
 
 class Couplets(Protocol):
@@ -185,6 +187,7 @@ class Engine:
                 plan=turn.plan,
                 max_error=self._max_error if budget is None else budget,
                 want_frames="PREDICTED_FRAMES" in turn.request.outputs,
+                session=turn.here.key.hex(),
             )
             hit = self._couplets.lookup(query)
             if hit is not None:
@@ -286,17 +289,48 @@ class Engine:
         """Write the session, reply, and leave the rest to thinking time."""
         turn = work.turn
         outputs = self._outputs(work)
+        if turn.request.canary:
+            # It has no session, and nobody remembers it; it wants to know who is alive.
+            if "CACHE_TIER" in outputs:
+                outputs["CACHE_TIER"] = np.array([b"pid:%d" % os.getpid()], np.object_)
+            send(turn.request, Reply(outputs))
+            return
         if turn.changed:
+            self._keep_restorable(work)
             turn.after = self._store.commit(turn.old, turn.after, self._pixels(turn), turn.taken)
         elif turn.old is not None:
             self._store.touch(turn.old)
-        total = _ms_since(turn.request.arrived_s)
+        turn.times_ms["total"] = _ms_since(turn.request.arrived_s)
         if "TIMING_MS" in turn.request.outputs:
-            turn.times_ms["total"] = total
             stages = [turn.times_ms.get(stage, 0.0) for stage in STAGES]
             outputs["TIMING_MS"] = np.array(stages, np.float32)
-        send(turn.request, Reply(outputs))
+        send(turn.request, Reply(outputs, self._account(work)))
         self._thinker.answered(turn, work.answer, work.present, work.made)
+
+    def _keep_restorable(self, work: _Work) -> None:
+        """What a session forgets of its history must not be what its present is computed from: an
+        answer from the cache may have come before anything of the kind was computed."""
+        turn = work.turn
+        kept = turn.after.trimmed(self._store.limits.history)
+        if kept.first == turn.after.first or self._recall.restorable(kept):
+            return
+        # Where even the whole history does not suffice any more, nothing more is lost.
+        with suppress(InvalidInput, SessionNotFound):
+            _, made = self._recall.present(turn.after, turn.conditioning, turn.fresh)
+            work.made += made
+
+    def _account(self, work: _Work) -> Answered:
+        turn, answer = work.turn, work.answer
+        if answer is None:
+            source = "none"
+        elif turn.request.cache != "on":
+            source = "bypass"
+        elif answer.tier == "none":
+            source = "computed"
+        else:
+            source = "exact" if answer.exact else "near"
+        seconds = tuple((stage, ms / 1e3) for stage, ms in turn.times_ms.items())
+        return Answered(turn.request.mode, source, seconds)
 
     # -- parts -----------------------------------------------------------------------------------
 

@@ -131,6 +131,19 @@ class Recall:
         self.keep(session.context, present)
         return present, [item for item, at in made if at >= walk.exact_from] + walk.made
 
+    def restorable(self, session: Session) -> bool:
+        """Whether the session's present can be computed from what is stored, without looking: where
+        its history is complete, or with its slices of the window before a frame from which the
+        present can be reached."""
+        if session.first == 0:
+            return True
+        oldest = session.first + self._model.spec.window - 1
+        within = range(session.present, oldest - 1, -1)
+        if any(self.known(session.context_at(index)) is not None for index in within):
+            return True  # its slices were stored when it was computed
+        walk = _Walk(self, session, {}, None)
+        return any(walk.reaches_from(index) for index in within)
+
     def grown(self, present: Present, made: Float, tokens: Float, context: bytes) -> None:
         """Keep the present of `context`, one predicted frame on: `made` is the slice of the frame
         that was left, `tokens` the prediction."""
@@ -280,6 +293,16 @@ class _Walk:
             self._tokens[index] = tokens
         tokens = self._tokens_at(index)
         return Present(self._recall.model.assemble(slices[::-1], index), tokens)
+
+    def reaches_from(self, index: int) -> bool:
+        """Whether the slices of the window before frame `index` are stored, and its tokens where
+        nobody has seen it."""
+        first = max(index - (self._recall.model.spec.window - 1), 0)
+        if any(self._slice(before) is None for before in range(index - 1, first - 1, -1)):
+            return False
+        if self._session.observed_at(index):
+            return True
+        return self._stored(tokens_id(self._session.context_at(index)), index) is not None
 
     def _slice(self, index: int) -> Float | None:
         if index not in self._slices:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from ctrlcache.errors import InvalidInput
 from worldserve.background import Background, Urgency
 
 
@@ -156,6 +157,21 @@ def test_failing_work_does_not_end_the_thread(background, caplog):
     background.submit(Urgency.SCORE, lambda _: done.set())
     assert done.wait(10)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_is_known_to_be_impossible_is_counted(background, caplog):
+    """A session that cannot be restored any more does not fill the log with tracebacks."""
+
+    def impossible(_):
+        raise InvalidInput("frame 8 cannot be restored exactly any more")
+
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            background.submit(Urgency.COMMIT, impossible)
+        assert background.drain(10)
+    assert background.refused == 3
+    assert caplog.text.count("cannot be restored") == 1
+    assert "Traceback" not in caplog.text
 
 
 def test_close_finishes_commits_and_drops_the_rest():
