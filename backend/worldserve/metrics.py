@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ctrlcache.metrics import METRICS, Event, Metric, Translator
+from ctrlcache.metrics import METRICS, Event, Heartbeat, Metric, Translator
 
 __all__ = ["MakeMetric", "ServerMetric", "TritonSink", "triton_metrics"]
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 0.25
 _MAX_OBSERVED = 512
+_HEARTBEAT_S = 1.0
 
 
 class ServerMetric(Protocol):
@@ -49,6 +51,8 @@ class TritonSink:
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
         self._observed: dict[tuple[str, tuple[str, ...]], list[float]] = {}
         self._lock = threading.Lock()
+        self._unshown = [(metric.name, values) for metric in METRICS for values in metric.initial]
+        self._beaten_s = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -96,9 +100,23 @@ class TritonSink:
             self._metrics[key] = made
         return made
 
+    def _show_initial(self) -> None:
+        """The series that begin with zero, once."""
+        while self._unshown:
+            self._metric(self._unshown[-1])
+            self._unshown.pop()
+
+    def _beat(self) -> None:
+        now_s = time.time()
+        if now_s - self._beaten_s >= _HEARTBEAT_S:
+            self._beaten_s = now_s
+            self(Heartbeat(now_s))
+
     def _run(self) -> None:
         while not self._closed.wait(self._interval_s):
             try:
+                self._show_initial()
+                self._beat()
                 self.flush()
             except Exception:
                 _log.exception("metrics cannot be handed over")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ctrlcache.control import Aligned, DeviceCalibration, OnlineCalibration, align
 from ctrlcache.errors import InvalidInput
+from ctrlcache.events import EpochBegan, Sink, ignore
 from ctrlcache.key import Provenance, context_root, space_id
 from worldserve.models.protocol import Float, ModelSpec, Pixels, WorldModel
 from worldserve.request import Request
@@ -85,12 +86,14 @@ class Opener:
         store: SessionStore,
         calibration_dir: Path | None,
         default_device: str = "",
+        on_event: Sink = ignore,
     ) -> None:
         self._model = model
         self._spec = model.spec
         self._store = store
         self._calibration_dir = calibration_dir
         self._default_device = default_device
+        self._on_event = on_event
         self._devices: dict[str, tuple[int, DeviceCalibration]] = {}
         self._identity = DeviceCalibration.identity(self._spec.control_dim)
         self._conditionings: OrderedDict[tuple[str, str], tuple[Any, bytes]] = OrderedDict()
@@ -245,6 +248,8 @@ class Opener:
         known = self._devices.get(name)
         if known is None or known[0] != written_ns:
             device = DeviceCalibration.load(self._calibration_dir, name, self._spec.control_dim)
+            if known is not None and device.epoch != known[1].epoch:
+                self._on_event(EpochBegan())
             known = self._devices[name] = (written_ns, device)
         return known[1]
 
@@ -253,7 +258,8 @@ class Opener:
         if session.device != AUTO:
             return self._device(session.device).apply(request.samples), session
         statistics = OnlineCalibration.from_state(json.loads(session.online))
-        statistics.observe(request.samples)
+        if statistics.observe(request.samples):
+            self._on_event(EpochBegan())
         return statistics.apply(request.samples), replace(
             session, online=json.dumps(statistics.state())
         )

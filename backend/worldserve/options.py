@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrlcache.errors import ConfigError
+from worldserve.logs import FORMATS, LEVELS
 from worldserve.models.protocol import WorldModel
 
 __all__ = ["ServeOptions", "load_model"]
@@ -43,6 +44,8 @@ class ServeOptions:
 
     Devices: calibration_dir holds their calibrations. default_device: of requests that name none;
     "" takes controls as they are, "auto" keeps running statistics.
+
+    Log: log_format is "text" or "json"; log_level "debug", "info", "warning" or "error".
     """
 
     world_model_class: str = "worldserve.models.reference:ReferenceWorldModel"
@@ -69,6 +72,8 @@ class ServeOptions:
     warmup_share: float = 0.0
     calibration_dir: str = ""
     default_device: str = ""
+    log_format: str = "text"
+    log_level: str = "info"
 
     def __post_init__(self) -> None:
         least: dict[str, float] = {
@@ -88,6 +93,11 @@ class ServeOptions:
                 raise ConfigError(
                     f"{f.name} must be a finite number of at least {least.get(f.name, 0):g}, "
                     f"got {value}"
+                )
+        for name, known in (("log_format", FORMATS), ("log_level", LEVELS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
                 )
         for name in ("session_ttl_s", "session_displace_s"):
             if getattr(self, name) <= 0:

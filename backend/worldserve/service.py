@@ -26,6 +26,7 @@ from ctrlcache.tiered import CoupletCache
 from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.trace import Recorder
 from ctrlcache.transfer import Adapter, BestOf, Jacobian, Migration, Reuse
+from worldserve.accounts import Accounts
 from worldserve.background import Background
 from worldserve.cold import TaskTemplates, announce_model, open_cold_store
 from worldserve.drawing import Drawing
@@ -40,12 +41,13 @@ from worldserve.scheduler import Scheduler
 from worldserve.scoring import Bench, ThinkingConfig
 from worldserve.session_store import SessionLimits, SessionStore, capacity
 from worldserve.thinking import Thinking
+from worldserve.vitals import Vitals
 
 __all__ = ["WorldService"]
 
 _log = logging.getLogger(__name__)
 _ADAPTER = "adapter.safetensors"
-_HOUSEKEEPING_S = 10.0
+_HOUSEKEEPING_S = 5.0
 _MOST_LOADED = 65_536
 
 
@@ -101,7 +103,7 @@ class WorldService:
             self._memory, provenance, self._session_limits(config, options), on_event
         )
         calibrations = Path(options.calibration_dir) if options.calibration_dir else None
-        opener = Opener(self.model, self.sessions, calibrations, options.default_device)
+        opener = Opener(self.model, self.sessions, calibrations, options.default_device, on_event)
         recall = Recall(self.model, self.cache, options.recall_contexts)
         inheritance = Inheritance(trust, migration, spec.state_scale, config.trust.max_error)
         self._templates = TaskTemplates(
@@ -141,6 +143,11 @@ class WorldService:
             on_event,
         )
         self._fill_hot(config, options.warmup_share)
+        places = {"shm": config.hot.directory}
+        if config.warm.dir is not None:
+            places["warm"] = config.warm.dir
+        self._vitals = Vitals(self.cache, self.sessions, places, on_event)
+        self._accounts = Accounts(on_event)
         self._decoders = ThreadPoolExecutor(2, "decode")
         self._closed = threading.Event()
         self._housekeeper = threading.Thread(
@@ -163,6 +170,7 @@ class WorldService:
 
     def put(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
         """Have a request answered; `deliver` is called once, also with what is wrong with it."""
+        deliver = self._accounts.of(raw, deliver)
         if "FRAMES_ENCODED" in raw.inputs:
             # Decoding takes milliseconds, in which other sessions' requests must come in.
             self._decoders.submit(self._take_in, raw, deliver)
@@ -207,12 +215,16 @@ class WorldService:
         self.cache.load([entry.id for entry in best], room)
 
     def _keep_house(self) -> None:
-        """Forget expired sessions: their memory is given back though nobody asks for it."""
-        while not self._closed.wait(min(_HOUSEKEEPING_S, self.options.session_ttl_s / 4)):
+        """Forget expired sessions: their memory is given back though nobody asks for it; and tell
+        how full everything is."""
+        while True:
             try:
                 self.sessions.collect()
+                self._vitals.report()
             except TierUnavailable as error:
                 _log.warning("expired sessions cannot be collected: %s", error)
+            if self._closed.wait(min(_HOUSEKEEPING_S, self.options.session_ttl_s / 4)):
+                return
 
     def _session_limits(self, config: CacheConfig, options: ServeOptions) -> SessionLimits:
         """The stated number of sessions: what memory can hold, or what the settings say."""

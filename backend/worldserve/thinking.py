@@ -22,6 +22,7 @@ from worldserve.drawing import Drawing
 from worldserve.engine import Answer
 from worldserve.foresight import Foresight
 from worldserve.inheritance import Inheritance
+from worldserve.logs import fields
 from worldserve.models.protocol import Checkpoint, RolloutInput
 from worldserve.opening import Turn
 from worldserve.recall import Made, Present
@@ -69,7 +70,7 @@ class Thinking:
             if answer is not None and turn.request.cache != "off" and self._config.think:
                 self._ponder(turn, answer)
         except CtrlCacheError:
-            _log.exception("nothing can be kept of session %r's last request", turn.here.id)
+            _log.exception("nothing can be kept of a request", extra=fields(session=turn.here.id))
 
     # -- what was computed, and the next present ---------------------------------------------------
 
@@ -162,7 +163,8 @@ class Thinking:
         plan = RolloutInput(present.memory, present.tokens, turn.plan, place.conditioning)
         [out] = self._bench.model.rollout([plan], checkpoint)
         scale = self._bench.model.spec.state_scale
-        self._on_event(HitError(float(relative_error(answer.states, out.states, scale))))
+        error = float(relative_error(answer.states, out.states, scale))
+        self._on_event(HitError(error, answer.bound))
 
 
 def _after(turn: Turn) -> Place:

@@ -21,8 +21,10 @@ import triton_python_backend_utils as pb_utils
 from ctrlcache.config import CacheConfig
 from ctrlcache.errors import CtrlCacheError, InvalidInput, TierUnavailable
 from ctrlcache.shared import SharedMemory
+from worldserve import logs
 from worldserve.cold import ColdStep
 from worldserve.engine import Abandonment, Reply
+from worldserve.logs import fields
 from worldserve.metrics import TritonSink, triton_metrics
 from worldserve.options import ServeOptions
 from worldserve.request import OUTPUTS, RawRequest, parse_cold
@@ -51,7 +53,7 @@ class TritonWorldModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the model, open the cache; a ConfigError here is what `load` reports."""
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        _configure_logs(args)
         # A thread in the background holds the interpreter for at most this long.
         sys.setswitchinterval(_SWITCH_S)
         self._sink = TritonSink(triton_metrics(pb_utils), args["model_instance_name"])
@@ -73,6 +75,7 @@ class TritonWorldModel:
             try:
                 raw = _raw(request)
             except Exception as error:
+                _log.exception("a request cannot be read")
                 _send(sender, error)
             else:
                 self._service.put(raw, partial(_send, sender))
@@ -98,6 +101,7 @@ class TritonColdTemplates:
     """
 
     def initialize(self, args: Mapping[str, str]) -> None:
+        _configure_logs(args)
         _, others = ServeOptions.from_mapping(own_parameters(args))
         config = CacheConfig.from_mapping(others)
         self._sink = TritonSink(triton_metrics(pb_utils), args["model_instance_name"])
@@ -118,6 +122,9 @@ class TritonColdTemplates:
             task, wait_s = parse_cold(json.loads(request.parameters() or "{}"))
             controls = self._step.controls(task, wait_s=wait_s)
         except Exception as error:
+            told = fields(request=request.request_id())
+            if not isinstance(error, CtrlCacheError):
+                _log.exception("the cold step failed", extra=told)
             return pb_utils.InferenceResponse(error=triton_error(error))
         return pb_utils.InferenceResponse(
             output_tensors=[
@@ -125,6 +132,11 @@ class TritonColdTemplates:
                 pb_utils.Tensor("TEMPLATES", np.array([len(controls)], np.int32)),
             ]
         )
+
+
+def _configure_logs(args: Mapping[str, str]) -> None:
+    options, _ = ServeOptions.from_mapping(own_parameters(args))
+    logs.configure(options.log_format, options.log_level, args["model_instance_name"])
 
 
 def own_parameters(args: Mapping[str, str]) -> dict[str, str]:
@@ -153,6 +165,7 @@ def _raw(request: Any) -> RawRequest:
         outputs=frozenset(request.requested_output_names()) or frozenset(OUTPUTS),
         timeout_s=timeout_us / 1e6 if timeout_us else None,
         cancelled=request.is_cancelled,
+        request_id=request.request_id(),
     )
 
 
@@ -168,10 +181,8 @@ def _send(sender: Any, result: Reply | Exception) -> None:
 
 
 def triton_error(error: Exception) -> Any:
-    """The typed error for what went wrong; a fault of ours is INTERNAL, and logged in full."""
+    """The typed error for what went wrong; a fault of ours is INTERNAL."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, code))
-    if not isinstance(error, CtrlCacheError):
-        _log.error("a request failed", exc_info=error)
     return pb_utils.TritonError(f"{type(error).__name__}: {error}", pb_utils.TritonError.INTERNAL)

@@ -11,6 +11,7 @@ __all__ = [
     "BlocksDecided",
     "ColdRequest",
     "Corrupt",
+    "EpochBegan",
     "Event",
     "Evicted",
     "FreeSpace",
@@ -134,6 +135,11 @@ class SessionCount:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochBegan:
+    """A device's calibration changed: what was cached under the old numbers is not found again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The process that serves is running; Unix time."""
 
@@ -209,6 +215,7 @@ Event = (
     | HitError
     | Saved
     | SessionCount
+    | EpochBegan
     | Heartbeat
     | Corrupt
     | ColdRequest

@@ -23,6 +23,7 @@ from ctrlcache.events import (
     BlocksDecided,
     ColdRequest,
     Corrupt,
+    EpochBegan,
     Event,
     Evicted,
     FreeSpace,
@@ -51,6 +52,7 @@ __all__ = [
     "BlocksDecided",
     "ColdRequest",
     "Corrupt",
+    "EpochBegan",
     "Event",
     "Evicted",
     "FreeSpace",
@@ -172,6 +174,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("ctrlcache_saved_seconds_total", "counter", "Computing time that hits saved."),
     Metric("ctrlcache_sessions", "gauge", "Sessions alive."),
     Metric("ctrlcache_sessions_limit", "gauge", "Sessions that may be alive at once."),
+    Metric(
+        "ctrlcache_calibration_epochs_total",
+        "counter",
+        "Times a device's calibration changed.",
+        initial=((),),
+    ),
     Metric("ctrlcache_heartbeat_seconds", "gauge", "Unix time at which the instance last ran."),
     Metric(
         "ctrlcache_corrupt_total",
@@ -261,6 +269,8 @@ class Translator:
                 if not limit:
                     return (sessions,)
                 return (sessions, Measurement("ctrlcache_sessions_limit", (), limit))
+            case EpochBegan():
+                return (Measurement("ctrlcache_calibration_epochs_total", (), 1),)
             case Heartbeat(now_s):
                 return (Measurement("ctrlcache_heartbeat_seconds", (), now_s),)
             case Corrupt(tier, count):

@@ -28,7 +28,7 @@ from ctrlcache.couplet import (
     is_couplet,
 )
 from ctrlcache.errors import CorruptRecord, TierUnavailable
-from ctrlcache.metrics import Corrupt, Sink, TierSize, ignore
+from ctrlcache.metrics import Corrupt, Sink, TierFailed, TierSize, ignore
 from ctrlcache.tiers.base import Entry, Record, Tier
 from ctrlcache.tiers.hot import HotTier
 
@@ -196,6 +196,7 @@ class Upkeep:
     def failed(self, error: TierUnavailable) -> None:
         """Count that a tier could not do something; said once, while it lasts."""
         self.failures += 1
+        self._on_event(TierFailed())
         if self.trouble != str(error):
             log.warning("the cache goes on without: %s", error)
         self.trouble = str(error)
@@ -319,7 +320,9 @@ class Upkeep:
         for tier in (self._hot, self._warm):
             if tier is not None:
                 stats = tier.stats()
-                self._on_event(TierSize(tier.name, stats.entries, stats.size_bytes))
+                self._on_event(
+                    TierSize(tier.name, stats.entries, stats.size_bytes, stats.limit_bytes)
+                )
 
 
 def _stored(payload: bytes) -> bytes:
