@@ -20,7 +20,7 @@ from ctrlcache.admission import make_policy
 from ctrlcache.calibration import TrustModel, trust_path
 from ctrlcache.config import CacheConfig
 from ctrlcache.errors import CalibrationError, ConfigError, TierUnavailable
-from ctrlcache.metrics import Sink, ignore
+from ctrlcache.metrics import Calibrated, Sink, ignore
 from ctrlcache.shared import SharedMemory
 from ctrlcache.tiered import CoupletCache
 from ctrlcache.tiers.warm import WarmTier
@@ -143,6 +143,8 @@ class WorldService:
             on_event,
         )
         self._fill_hot(config, options.warmup_share)
+        if config.trust.policy == "trust":
+            on_event(Calibrated(trust is not None))
         places = {"shm": config.hot.directory}
         if config.warm.dir is not None:
             places["warm"] = config.warm.dir

@@ -9,6 +9,7 @@ __all__ = [
     "Admitted",
     "Answered",
     "BlocksDecided",
+    "Calibrated",
     "ColdRequest",
     "Corrupt",
     "EpochBegan",
@@ -135,6 +136,13 @@ class SessionCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Whether there is a calibration for the weights served: without one, only exact answers."""
+
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EpochBegan:
     """A device's calibration changed: what was cached under the old numbers is not found again."""
 
@@ -215,6 +223,7 @@ Event = (
     | HitError
     | Saved
     | SessionCount
+    | Calibrated
     | EpochBegan
     | Heartbeat
     | Corrupt

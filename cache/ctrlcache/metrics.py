@@ -21,6 +21,7 @@ from ctrlcache.events import (
     Admitted,
     Answered,
     BlocksDecided,
+    Calibrated,
     ColdRequest,
     Corrupt,
     EpochBegan,
@@ -50,6 +51,7 @@ __all__ = [
     "Admitted",
     "Answered",
     "BlocksDecided",
+    "Calibrated",
     "ColdRequest",
     "Corrupt",
     "EpochBegan",
@@ -174,6 +176,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("ctrlcache_saved_seconds_total", "counter", "Computing time that hits saved."),
     Metric("ctrlcache_sessions", "gauge", "Sessions alive."),
     Metric("ctrlcache_sessions_limit", "gauge", "Sessions that may be alive at once."),
+    Metric("ctrlcache_calibrated", "gauge", "1 where approximate answers can be given."),
     Metric(
         "ctrlcache_calibration_epochs_total",
         "counter",
@@ -269,6 +272,8 @@ class Translator:
                 if not limit:
                     return (sessions,)
                 return (sessions, Measurement("ctrlcache_sessions_limit", (), limit))
+            case Calibrated(present):
+                return (Measurement("ctrlcache_calibrated", (), float(present)),)
             case EpochBegan():
                 return (Measurement("ctrlcache_calibration_epochs_total", (), 1),)
             case Heartbeat(now_s):

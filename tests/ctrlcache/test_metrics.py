@@ -52,6 +52,7 @@ EVENTS: list[tuple[m.Event, str, dict[str, str], float]] = [
     (m.Saved(0.25), "ctrlcache_saved_seconds_total", {}, 0.25),
     (m.SessionCount(5), "ctrlcache_sessions", {}, 5),
     (m.SessionCount(5, 9), "ctrlcache_sessions_limit", {}, 9),
+    (m.Calibrated(True), "ctrlcache_calibrated", {}, 1),
     (m.EpochBegan(), "ctrlcache_calibration_epochs_total", {}, 1),
     (m.Heartbeat(17.0), "ctrlcache_heartbeat_seconds", {}, 17),
     (m.Corrupt("warm"), "ctrlcache_corrupt_total", {"tier": "warm"}, 1),
