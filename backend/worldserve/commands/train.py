@@ -9,20 +9,29 @@ from typing import Annotated
 import typer
 
 Data = Annotated[Path, typer.Option(help="Root of the generated episodes.")]
-Suite = Annotated[str, typer.Option(help="Suite of the episodes.")]
+Suites = Annotated[list[str], typer.Option(help="Suite; several times for several.")]
 Weights = Annotated[Path, typer.Option(help="Directory of the weights.")]
 WEIGHTS = Path("model_repository/world_model/1")
+ALL = ["kitchen", "inspection", "edudemo"]
 
 
 def train(
-    suite: Suite = "kitchen",
+    suite: Suites = ALL,
     data: Data = Path("data"),
     run: Annotated[Path, typer.Option(help="Checkpoints and logs; a stopped run resumes.")] = Path(
-        "runs/kitchen"
+        "runs/all"
     ),
     weights: Weights = WEIGHTS,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Weights of fewer suites to go on from, in shorter stages; "
+            "their operations must be the first."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same steps, same weights.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 2,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
     picture: Annotated[Path, typer.Option(help="Where the loss curves go.")] = Path(
         "docs/images/training.png"
     ),
@@ -30,12 +39,20 @@ def train(
     """Train the reference world model; resumes from the checkpoint in --run."""
     from worldserve.data.suites import get_suite
     from worldserve.training.report import curves
-    from worldserve.training.train import TrainConfig
+    from worldserve.training.train import FURTHER, STAGES, TrainConfig
     from worldserve.training.train import train as train_model
 
     train_model(
         TrainConfig(
-            suite=get_suite(suite), data=data, run=run, out=weights, seed=seed, threads=threads
+            suites=tuple(get_suite(name) for name in suite),
+            data=data,
+            run=run,
+            out=weights,
+            seed=seed,
+            threads=threads,
+            checkpoint_every=checkpoint_every,
+            stages=STAGES if start is None else FURTHER,
+            start=start,
         )
     )
     curves(run / "log.jsonl", picture)
@@ -43,7 +60,7 @@ def train(
 
 
 def evaluate(
-    suite: Suite = "kitchen",
+    suite: Annotated[str, typer.Option(help="Suite of the episodes.")] = "kitchen",
     data: Data = Path("data"),
     weights: Weights = WEIGHTS,
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",

@@ -8,31 +8,17 @@ One shard holds the episodes of one operation and one block of episode numbers: 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from worldserve.data.suites import Operation, Suite
+from worldserve.data.episode import open_simulator
+from worldserve.data.suites import Operation, Split, Suite
 
-__all__ = ["SPLITS", "Split", "generate_suite", "shard_path"]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Seeds of the splits lie far apart, and so do the initial configurations drawn from them."""
-
-    name: str
-    seed: int
-    episodes: int
+__all__ = ["generate_suite", "shard_path"]
 
 
-SPLITS: dict[str, Split] = {
-    "test": Split("test", 30_000, 8),
-    "validation": Split("validation", 20_000, 4),
-    "train": Split("train", 10_000, 56),
-}
 EPISODES_PER_SHARD = 8
 
 
@@ -40,13 +26,11 @@ def shard_path(root: Path, suite: str, split: str, operation: str, block: int) -
     return root / suite / split / f"{operation}-{block:03d}.npz"
 
 
-def generate_suite(
-    suite: Suite, root: Path, splits: dict[str, Split] | None = None
-) -> dict[str, int]:
+def generate_suite(suite: Suite, root: Path) -> dict[str, int]:
     """Make every missing shard of `suite` below `root`; returns the frames made per split."""
     plan = [
         (split, operation, block)
-        for split in (splits or SPLITS).values()
+        for split in suite.splits
         for block in range(-(-split.episodes // EPISODES_PER_SHARD))
         for operation in suite.operations
     ]
@@ -55,7 +39,7 @@ def generate_suite(
         for job in plan
         if not shard_path(root, suite.name, job[0].name, job[1].name, job[2]).exists()
     ]
-    made = {split.name: 0 for split in (splits or SPLITS).values()}
+    made = {split.name: 0 for split in suite.splits}
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -81,12 +65,12 @@ def _block_size(split: Split, block: int) -> int:
 def _write_shard(
     suite: Suite, operation: Operation, split: Split, block: int, count: int, path: Path
 ) -> int:
-    from worldserve.data.metaworld import MetaWorldSimulator
-
-    simulator = MetaWorldSimulator(suite, operation)
+    simulator = open_simulator(suite, operation)
     try:
         first = block * EPISODES_PER_SHARD
-        episodes = [simulator.episode(split.seed, first + i) for i in range(count)]
+        episodes = [
+            simulator.episode(split.seed, first + i, suite.frames_per_episode) for i in range(count)
+        ]
     finally:
         simulator.close()
     path.parent.mkdir(parents=True, exist_ok=True)

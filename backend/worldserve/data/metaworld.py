@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 # Both are read when mujoco is imported, so they come first.
@@ -23,9 +22,10 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS  # noqa: E402
 from metaworld.policies import ENV_POLICY_MAP  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
+from worldserve.data.episode import Episode  # noqa: E402
 from worldserve.data.suites import Camera, Operation, Suite  # noqa: E402
 
-__all__ = ["Episode", "MetaWorldSimulator"]
+__all__ = ["MetaWorldSimulator"]
 
 _STEPS_PER_FRAME = 8  # 80 Hz simulation, 10 Hz control
 _XYZ_GAIN = 0.5  # at most 4 cm of motion per frame
@@ -33,36 +33,36 @@ _OPENING_SCALE_M = 0.1  # the observation's finger distance is divided by this
 _CONFIGURATIONS_PER_SEED = 50  # how many initial configurations metaworld.MT1 draws
 
 
-@dataclass(frozen=True)
-class Episode:
-    """One recorded episode of T frames.
+class MetaWorldSimulator:
+    """One operation in one simulator; implements `worldserve.data.episode.Simulator`.
 
-    frames (T, V, px, px, 3) uint8 with V cameras; controls (T - 1, 4) float32 in [-1, 1], the one
-    applied between frame t and t + 1; physics (T, P) float32, see PHYSICS_NAMES.
+    Frames are square and averaged over `supersampling` rendered pixels each way, or of `size_px`
+    and rendered as they are. A frame wider than high is stretched, as by an anamorphic lens: it
+    shows the same square of the scene, so that the server's squeeze to the model's frame undoes it.
     """
 
-    frames: NDArray[np.uint8]
-    controls: NDArray[np.float32]
-    physics: NDArray[np.float32]
-    configuration: NDArray[np.float32]
-
-
-class MetaWorldSimulator:
-    """One operation in one simulator; `episode` records with the generator it is given."""
-
-    def __init__(self, suite: Suite, operation: Operation, supersampling: int = 2) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        operation: Operation,
+        supersampling: int = 2,
+        size_px: tuple[int, int] | None = None,
+    ) -> None:
         self._suite, self._operation = suite, operation
         self._env = ALL_V3_ENVIRONMENTS[operation.environment]()
         self._seed = -1
         self._tasks: list[Any] = []
         self._choose_configuration(0, 0)
         self._env.reset()
-        self._scale = supersampling
+        self._scale = 1 if size_px else supersampling
+        self._size_px = size_px or (suite.frame_px, suite.frame_px)
         model = self._env.model
         model.vis.quality.offsamples = 0
         model.vis.quality.shadowsize = 0
-        side = suite.frame_px * supersampling
-        self._renderer = mujoco.Renderer(model, side, side)
+        height, width = (side * self._scale for side in self._size_px)
+        model.vis.global_.offheight = max(height, model.vis.global_.offheight)
+        model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
+        self._renderer = mujoco.Renderer(model, height, width)
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._renderer.scene.flags[flag] = 0
         self._options = mujoco.MjvOption()
@@ -71,22 +71,21 @@ class MetaWorldSimulator:
         self._robot = _robot_geoms(model)
         self._pads = (model.body("leftpad").id, model.body("rightpad").id)
 
-    def episode(self, seed: int, index: int) -> Episode:
+    def episode(self, seed: int, index: int, frames: int | None = None) -> Episode:
         """Record episode `index` of the split with `seed`; the same pair gives the same episode."""
         rng = np.random.default_rng((seed, index))
         configuration = self._choose_configuration(
             seed + index // _CONFIGURATIONS_PER_SEED, index % _CONFIGURATIONS_PER_SEED
         )
         observation, _ = self._env.reset()
-        total = self._suite.frames_per_episode
-        px = self._suite.frame_px
-        frames = np.zeros((total, len(self._cameras), px, px, 3), np.uint8)
+        total = frames or self._suite.frames_per_episode
+        images = np.zeros((total, len(self._cameras), *self._size_px, 3), np.uint8)
         controls = np.zeros((total - 1, 4), np.float32)
         physics = np.zeros((total, 9), np.float32)
         hand = _Hand(self._operation.environment, rng)
         succeeded = False
         for t in range(total):
-            frames[t] = self._render()
+            images[t] = self._render()
             physics[t] = self._physics(observation, succeeded)
             if t == total - 1:
                 break
@@ -98,7 +97,7 @@ class MetaWorldSimulator:
                 self._env.curr_path_length = 0  # never truncate
                 observation, _, _, _, info = self._env.step(action)
                 succeeded |= info["success"] > 0
-        return Episode(frames, controls, physics, configuration)
+        return Episode(images, controls, physics, configuration)
 
     def close(self) -> None:
         self._renderer.close()
@@ -114,12 +113,18 @@ class MetaWorldSimulator:
         return np.asarray(self._env._last_rand_vec, np.float32).copy()
 
     def _render(self) -> NDArray[np.uint8]:
-        px, scale = self._suite.frame_px, self._scale
+        (height, width), scale = self._size_px, self._scale
         views = []
         for camera in self._cameras:
             self._renderer.update_scene(self._env.data, camera=camera, scene_option=self._options)
+            if height != width:
+                for eye in self._renderer.scene.camera:
+                    eye.frustum_width = eye.frustum_top  # as wide as high
             image = self._renderer.render()
-            boxes = image.reshape(px, scale, px, scale, 3)  # (px, s, px, s, 3)
+            if scale == 1:
+                views.append(image.copy())
+                continue
+            boxes = image.reshape(height, scale, width, scale, 3)
             views.append((boxes.mean((1, 3)) + 0.5).astype(np.uint8))
         return np.stack(views)
 

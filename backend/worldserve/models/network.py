@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from worldserve.models.crossview import CrossView
 from worldserve.models.dynamics import Dynamics, LayerCache
 from worldserve.models.embedder import FrameEmbedder
 from worldserve.models.generator import Generator
@@ -119,6 +120,11 @@ class WorldNetwork(nn.Module):
             nn.Linear(24 * self.embedder.tokens + width, 384), nn.SiLU(), last
         )
         self.generator = Generator(width, heads, config.generator_blocks, self.embedder.grid)
+        self.cross_view = (
+            CrossView(width, heads, self.embedder.tokens, config.state.size, len(config.views))
+            if len(config.views) > 1
+            else None
+        )
 
     def condition(self, prompts: Sequence[str], views: Sequence[int]) -> Tensor:
         """(B, D); an empty prompt contributes nothing."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from worldserve.models.generator import settle
 from worldserve.models.layers import channels_last
 from worldserve.models.network import WorldNetwork
-from worldserve.training.stages import HORIZON, TrainingData, unroll
+from worldserve.training.corpus import HORIZON, TrainingData, unroll
 
 __all__ = ["state_scale", "still_change"]
 
@@ -44,7 +44,7 @@ def still_change(network: WorldNetwork, data: TrainingData, draws: int = 40) -> 
         e, t, tokens, controls = data.window(rng, 2, _CONTEXT + HORIZON)
         condition = data.condition(network, rng, e)
         with torch.autocast("cpu", torch.bfloat16):
-            predicted = unroll(network, tokens[:, :_CONTEXT], controls, condition)
+            predicted, _ = unroll(network, tokens[:, :_CONTEXT], controls, condition)
             future = t[:, _CONTEXT:]
             true = data.images(e, future).flatten(0, 1)
             present = np.broadcast_to(t[:, _CONTEXT - 1 : _CONTEXT], future.shape)

@@ -1,16 +1,16 @@
-"""The three stages of training the reference model; each is a batch and a loss.
+"""The stages of training the reference model; each is a batch and a loss.
 
 frames: the embedder on shuffled single frames; it is frozen afterwards, and so are its tokens.
 sequences: dynamics and generator, teacher-forced, and again on the model's own predictions from a
 random frame on (parallel scheduled sampling).
 unrolled: eight steps through the KV cache with gradients through all of them, frames generated from
 the last observed frame, as in serving.
-drawing: the generator alone, on predictions of the finished dynamics.
+views: the head for a further camera alone, on predictions of the finished dynamics.
+drawing: the generator alone, on predictions of the finished dynamics, of either view, and on those
+carried over from the other view.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,120 +18,28 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worldserve.data.dataset import Episodes
 from worldserve.models.network import WorldNetwork
-from worldserve.training.losses import Targets, flow_loss, frame_loss, state_loss
+from worldserve.training.corpus import HORIZON, TrainingData
+from worldserve.training.losses import flow_loss, frame_loss, state_loss
 
 __all__ = [
-    "HORIZON",
-    "Predictions",
-    "TrainingData",
+    "carry_over",
     "drawing_step",
     "frames_step",
     "sequences_step",
-    "unroll",
     "unrolled_step",
+    "views_step",
 ]
 
-HORIZON = 8
 _PIXEL_ROWS = 24  # images per batch whose reconstruction is looked at
 _GENERATED = 32  # images per batch that the generator learns from
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What the dynamics predict: tokens (n, HORIZON, N, D) after present frames e, t (n,)."""
-
-    e: NDArray[np.int64]
-    t: NDArray[np.int64]
-    tokens: Tensor
-
-
-@dataclass
-class TrainingData:
-    """Episodes with their physical quantities standardised, and (after stage 1) their tokens."""
-
-    episodes: Episodes
-    mean: NDArray[np.float32]
-    std: NDArray[np.float32]
-    tokens: Tensor | None = None  # (E, T, N, D) bfloat16
-    predictions: Predictions | None = None
-
-    @classmethod
-    def of(cls, episodes: Episodes) -> TrainingData:
-        physical = episodes.physics[..., :7].reshape(-1, 7)
-        return cls(episodes, physical.mean(0), physical.std(0))
-
-    def images(self, e: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:
-        """Index arrays that broadcast to (...) -> (..., 3, px, px) in [-1, 1]."""
-        pixels = torch.from_numpy(self.episodes.frames[e, t])
-        return pixels.movedim(-1, -3).float() / 127.5 - 1
-
-    def targets(self, e: NDArray[np.int64], t: NDArray[np.int64]) -> Targets:
-        physics = self.episodes.physics[e, t]
-        operation = np.broadcast_to(self.episodes.operation[e], t.shape)
-        return Targets(
-            physical=torch.from_numpy((physics[..., :7] - self.mean) / self.std),
-            flags=torch.from_numpy(physics[..., 7:9]),
-            operation=torch.from_numpy(operation.copy()),
-            images=self.images(e, t),
-            previous=self.images(e, np.maximum(t - 1, 0)),
-        )
-
-    @torch.no_grad()
-    def embed(self, network: WorldNetwork) -> None:
-        """Tokens of every frame by the frozen embedder."""
-        E, T = self.episodes.frames.shape[:2]
-        N, D = network.embedder.tokens, network.config.width
-        self.tokens = torch.empty(E, T, N, D, dtype=torch.bfloat16)
-        for e in range(E):
-            with torch.autocast("cpu", torch.bfloat16):
-                self.tokens[e] = network.embedder(self.images(np.full(T, e), np.arange(T)))
-
-    @torch.no_grad()
-    def predict(self, network: WorldNetwork, seed: int, count: int = 2000) -> None:
-        """Predictions from random presents, after short and long contexts."""
-        rng = np.random.default_rng(seed)
-        made: list[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]] = []
-        for _ in range(count // 8):
-            context = int(rng.choice([2, 6, 16]))
-            e, t, tokens, controls = self.window(rng, 8, context + HORIZON)
-            condition = self.condition(network, rng, e)
-            with torch.autocast("cpu", torch.bfloat16):
-                after = unroll(network, tokens[:, :context], controls, condition)
-            made.append((e[:, 0], t[:, context - 1], after.to(torch.bfloat16)))
-        self.predictions = Predictions(
-            np.concatenate([part[0] for part in made]),
-            np.concatenate([part[1] for part in made]),
-            torch.cat([part[2] for part in made]),
-        )
-
-    def window(
-        self, rng: np.random.Generator, batch: int, frames: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Tensor, Tensor]:
-        """Random stretches: e (B, 1), t (B, T), tokens (B, T, N, D), controls (B, T - 1, C)."""
-        assert self.tokens is not None
-        total = self.episodes.frames.shape[1]
-        e = rng.integers(len(self.episodes), size=(batch, 1))
-        t = rng.integers(total - frames + 1, size=(batch, 1)) + np.arange(frames)
-        controls = torch.from_numpy(self.episodes.controls[e, t[:, :-1]])
-        return e, t, self.tokens[torch.from_numpy(e), torch.from_numpy(t)], controls
-
-    def condition(
-        self, network: WorldNetwork, rng: np.random.Generator, e: NDArray[np.int64]
-    ) -> Tensor:
-        """Half of the sessions come without a prompt: the model must do without."""
-        prompts = [
-            self.episodes.prompts[self.episodes.operation[i]] if rng.random() < 0.5 else ""
-            for i in e.ravel()
-        ]
-        return network.condition(prompts, [0] * len(prompts))
+_CARRIED = 0.4  # share of the drawings whose tokens come from the other view, where there is one
 
 
 def frames_step(
     network: WorldNetwork, data: TrainingData, rng: np.random.Generator, draw: torch.Generator
 ) -> dict[str, Tensor]:
-    e = rng.integers(len(data.episodes), size=96)
+    e = data.draw(rng, 96)
     t = rng.integers(data.episodes.frames.shape[1], size=96)
     target = data.targets(e, t)
     tokens = network.embedder(target.images)
@@ -206,6 +114,44 @@ def unrolled_step(
     }
 
 
+def views_step(
+    network: WorldNetwork, data: TrainingData, rng: np.random.Generator, draw: torch.Generator
+) -> dict[str, Tensor]:
+    known, tokens = data.predictions, data.tokens
+    assert known is not None
+    assert tokens is not None
+    i = rng.choice(np.flatnonzero(data.episodes.twin[known.e] >= 0), 32)
+    k = rng.integers(HORIZON, size=32)
+    carried = carry_over(network, data, i, k)
+    e, t = data.episodes.twin[known.e[i]], known.t[i] + 1 + k
+    true = tokens[torch.from_numpy(e), torch.from_numpy(t)].float()
+    images = data.images(e, t)
+    return {
+        "tokens": F.smooth_l1_loss(carried.float(), true, beta=0.2),
+        "pixels": (network.embedder.reconstruct(carried) - images).abs().mean(),
+    }
+
+
+def carry_over(
+    network: WorldNetwork, data: TrainingData, i: NDArray[np.int64], k: NDArray[np.int64]
+) -> Tensor:
+    """Step k (M,) of predictions i (M,) as the other camera sees it: tokens (M, N, D)."""
+    known, tokens = data.predictions, data.tokens
+    assert known is not None
+    assert tokens is not None
+    assert network.cross_view is not None
+    twin, t = data.episodes.twin[known.e[i]], torch.from_numpy(known.t[i])
+    rows, steps = torch.from_numpy(i), torch.from_numpy(k)
+    out: Tensor = network.cross_view(
+        tokens[torch.from_numpy(twin), t],
+        known.tokens[rows, steps],
+        tokens[torch.from_numpy(known.e[i]), t],
+        known.states[rows, steps],
+        torch.from_numpy(data.episodes.view[twin]),
+    )
+    return out
+
+
 def drawing_step(
     network: WorldNetwork, data: TrainingData, rng: np.random.Generator, draw: torch.Generator
 ) -> dict[str, Tensor]:
@@ -213,23 +159,23 @@ def drawing_step(
     known = data.predictions
     i = rng.integers(len(known.e), size=64)
     k = rng.integers(HORIZON, size=64)
-    images = data.images(known.e[i], known.t[i] + 1 + k)
-    last = data.images(known.e[i], known.t[i])
+    e = known.e[i]
     tokens = known.tokens[torch.from_numpy(i), torch.from_numpy(k)]
+    if network.cross_view is not None:
+        twin = data.episodes.twin[e]
+        over = np.flatnonzero((twin >= 0) & (rng.random(len(e)) < _CARRIED))
+        if len(over):
+            with torch.no_grad():
+                tokens = tokens.clone()
+                tokens[torch.from_numpy(over)] = carry_over(network, data, i[over], k[over]).to(
+                    tokens.dtype
+                )
+            e = e.copy()
+            e[over] = twin[over]
+    images = data.images(e, known.t[i] + 1 + k)
+    last = data.images(e, known.t[i])
     flow = flow_loss(network, images, last, tokens, draw, at_start=0.75, changed_weight=4.0)
     return {"flow": 5 * flow}
-
-
-def unroll(network: WorldNetwork, tokens: Tensor, controls: Tensor, condition: Tensor) -> Tensor:
-    """Predicted tokens (B, HORIZON, N, D) after the context `tokens` (B, T, N, D)."""
-    context = tokens.shape[1]
-    after, _, cache = network.predict(tokens, controls[:, :context], condition)
-    step = after[:, -1:]
-    predicted = [step]
-    for at in range(context, context + HORIZON - 1):
-        step, _, cache = network.predict(step, controls[:, at : at + 1], condition, cache, at)
-        predicted.append(step)
-    return torch.cat(predicted, 1)
 
 
 def _pixel_loss(

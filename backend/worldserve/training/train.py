@@ -1,4 +1,4 @@
-"""Train the reference model: three stages, checkpoints, resume, loss curves.
+"""Train the reference model: its stages, checkpoints, resume, loss curves.
 
 Learning rates follow steps, never the clock; a run that is stopped goes on from its checkpoint with
 the same random numbers. Weights are averaged (EMA) and stored in float16.
@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,20 +19,22 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from worldserve.data.dataset import load_episodes
-from worldserve.data.suites import Suite
+from worldserve.data.dataset import load_suites, operations_of
+from worldserve.data.suites import VIEWS, Suite
 from worldserve.models.network import NetworkConfig, WorldNetwork
 from worldserve.models.reference import Statistics, save_weights
+from worldserve.training.corpus import TrainingData
 from worldserve.training.finish import state_scale, still_change
 from worldserve.training.stages import (
-    TrainingData,
     drawing_step,
     frames_step,
     sequences_step,
     unrolled_step,
+    views_step,
 )
+from worldserve.training.start import start_from
 
-__all__ = ["STAGES", "Stage", "TrainConfig", "train"]
+__all__ = ["FURTHER", "SHARES", "STAGES", "Stage", "TrainConfig", "train"]
 
 Step = Callable[
     [WorldNetwork, TrainingData, np.random.Generator, torch.Generator], dict[str, Tensor]
@@ -52,15 +54,32 @@ STAGES = (
     Stage("frames", frames_step, 2500, 2e-3, 0.995),
     Stage("sequences", sequences_step, 3500, 8e-4, 0.998),
     Stage("unrolled", unrolled_step, 3500, 5e-4, 0.998),
+    Stage("views", views_step, 600, 1e-3, 0.995),
     Stage("drawing", drawing_step, 2000, 1e-3, 0.995),
 )
+
+#: from the weights of an earlier training on, to which suites are added
+FURTHER = (
+    Stage("frames", frames_step, 900, 1e-3, 0.995),
+    Stage("sequences", sequences_step, 900, 6e-4, 0.998),
+    Stage("unrolled", unrolled_step, 1100, 4e-4, 0.998),
+    Stage("views", views_step, 400, 1e-3, 0.99),
+    Stage("drawing", drawing_step, 900, 8e-4, 0.995),
+)
+
+#: how much of a batch comes from each suite, relative to one another
+SHARES: dict[str, float] = {"kitchen": 0.45, "inspection": 0.25, "edudemo": 0.3}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """data: root of the generated shards; run: checkpoints and logs; out: where weights go."""
+    """data: root of the generated shards; run: checkpoints and logs; out: where weights go.
 
-    suite: Suite
+    start: directory of weights to go on from; what has their shape is taken over, and the units of
+    the physical quantities are kept.
+    """
+
+    suites: tuple[Suite, ...]
     data: Path
     run: Path
     out: Path
@@ -68,6 +87,11 @@ class TrainConfig:
     threads: int = 2
     checkpoint_every: int = 250
     stages: tuple[Stage, ...] = STAGES
+    start: Path | None = None
+
+    @property
+    def shares(self) -> list[float]:
+        return [SHARES.get(suite.name, 1.0) for suite in self.suites]
 
 
 def train(config: TrainConfig) -> WorldNetwork:
@@ -77,20 +101,20 @@ def train(config: TrainConfig) -> WorldNetwork:
     torch.manual_seed(config.seed)
     config.run.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    episodes = load_episodes(config.data, config.suite, "train")
-    data = TrainingData.of(episodes)
-    operations = tuple(operation.name for operation in config.suite.operations)
-    views = tuple(camera.name for camera in config.suite.cameras)
-    network = WorldNetwork(NetworkConfig(operations=operations, views=views))
+    episodes = load_suites(config.data, config.suites, "train")
+    operations = tuple(operation.name for operation in operations_of(config.suites))
+    network = WorldNetwork(NetworkConfig(operations=operations, views=VIEWS))
+    units = (None, None) if config.start is None else start_from(network, config.start)
+    data = TrainingData.of(episodes, config.shares, *units)
     for number, stage in enumerate(config.stages):
         if stage.name != "frames" and data.tokens is None:
-            data.embed(network)
-        if stage.name == "drawing":
+            data.embed(network, config.run / "tokens.bin")
+        if stage.name in ("views", "drawing") and data.predictions is None:
             data.predict(network, config.seed)
         _run_stage(config, stage, config.seed * 1000 + number, network, data)
     card = {
-        "suite": config.suite.name,
-        "episodes": len(episodes),
+        "suites": ", ".join(suite.name for suite in config.suites),
+        "episodes": int(len(episodes) - (episodes.twin >= 0).sum() // 2),
         "frames": int(np.prod(episodes.frames.shape[:2])),
         "seed": config.seed,
         "steps": {stage.name: stage.steps for stage in config.stages},
@@ -101,8 +125,8 @@ def train(config: TrainConfig) -> WorldNetwork:
 
 
 def _statistics(config: TrainConfig, network: WorldNetwork, data: TrainingData) -> Statistics:
-    validation = TrainingData(
-        load_episodes(config.data, config.suite, "validation"), data.mean, data.std
+    validation = TrainingData.of(
+        load_suites(config.data, config.suites, "validation"), config.shares, data.mean, data.std
     )
     validation.embed(network)
     return Statistics(
@@ -115,8 +139,14 @@ def _trained_parts(network: WorldNetwork, stage: str) -> list[torch.nn.Parameter
         return list(network.embedder.parameters())
     if stage == "drawing":
         return list(network.generator.parameters())
-    frozen = {id(p) for p in network.embedder.parameters()}
-    return [p for p in network.parameters() if id(p) not in frozen]
+    if stage == "views":
+        return list(_head(network))
+    others = {id(p) for p in (*network.embedder.parameters(), *_head(network))}
+    return [p for p in network.parameters() if id(p) not in others]
+
+
+def _head(network: WorldNetwork) -> Iterable[torch.nn.Parameter]:
+    return () if network.cross_view is None else network.cross_view.parameters()
 
 
 def _run_stage(
