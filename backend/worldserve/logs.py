@@ -27,15 +27,15 @@ def fields(**values: Any) -> dict[str, Any]:
 
 
 def configure(
-    format: str = "text", level: str = "info", source: str = "", stream: IO[str] | None = None
+    format: str = "text", level: str = "info", instance: str = "", stream: IO[str] | None = None
 ) -> None:
     """Have all logging of this process go to `stream` (standard error) in one form.
 
-    format: of FORMATS; level: of LEVELS, for this project's loggers. source: the model instance or
+    format: of FORMATS; level: of LEVELS, for this project's loggers. instance: of the model, or the
     program that speaks. Called again, it replaces what it had set up.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_Json(source) if format == "json" else _Text())
+    handler.setFormatter(_Json(instance) if format == "json" else _Text())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -55,11 +55,11 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """One object a line: time (UTC), level, logger, source, message, then the fields."""
+    """One object a line: time (UTC), level, logger, instance, message, then the fields."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, instance: str) -> None:
         super().__init__()
-        self._source = source
+        self._instance = instance
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -68,8 +68,8 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        if self._source:
-            line["source"] = self._source
+        if self._instance:
+            line["instance"] = self._instance
         line["message"] = record.getMessage()
         # What names a field like one of these is not to hide it.
         line |= {name: value for name, value in _told(record).items() if name not in line}

@@ -7,9 +7,11 @@ summed up here and handed over a few times a second by a thread of their own.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ctrlcache.metrics import METRICS, Event, Heartbeat, Metric, Translator
@@ -38,9 +40,16 @@ class TritonSink:
     """A `ctrlcache.metrics.Sink` that shows events as metrics of one model instance.
 
     Of a histogram, at most some hundred observations are handed over at a time, the newest ones.
+    initial: names of the metrics whose series begin with zero, where not all of them are meant.
     """
 
-    def __init__(self, make: MakeMetric, instance: str, interval_s: float = _INTERVAL_S) -> None:
+    def __init__(
+        self,
+        make: MakeMetric,
+        instance: str,
+        interval_s: float = _INTERVAL_S,
+        initial: Collection[str] | None = None,
+    ) -> None:
         self._make = make
         self._instance = instance
         self._interval_s = interval_s
@@ -51,7 +60,12 @@ class TritonSink:
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
         self._observed: dict[tuple[str, tuple[str, ...]], list[float]] = {}
         self._lock = threading.Lock()
-        self._unshown = [(metric.name, values) for metric in METRICS for values in metric.initial]
+        self._unshown = [
+            (metric.name, values)
+            for metric in METRICS
+            for values in metric.initial
+            if initial is None or metric.name in initial
+        ]
         self._beaten_s = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -87,8 +101,12 @@ class TritonSink:
                 metric.observe(value)
 
     def close(self) -> None:
+        """Hand over what is left. An orderly end is no death: nobody is to miss the heartbeat."""
         self._closed.set()
         self._thread.join()
+        self(Heartbeat(math.nan))
+        with suppress(Exception):  # the server may be going as well
+            self.flush()
 
     def _metric(self, key: tuple[str, tuple[str, ...]]) -> ServerMetric:
         made = self._metrics.get(key)

@@ -37,6 +37,7 @@ __all__ = ["TritonColdTemplates", "TritonWorldModel"]
 _START, _END = 1, 2
 _SWITCH_S = 5e-4
 _NOT_OURS = frozenset({"run_dir"})
+_COLD_METRICS = ("ctrlcache_cold_requests_total", "ctrlcache_corrupt_total")
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (InvalidInput, "INVALID_ARG"),
     (SessionNotFound, "NOT_FOUND"),
@@ -104,7 +105,9 @@ class TritonColdTemplates:
         _configure_logs(args)
         _, others = ServeOptions.from_mapping(own_parameters(args))
         config = CacheConfig.from_mapping(others)
-        self._sink = TritonSink(triton_metrics(pb_utils), args["model_instance_name"])
+        self._sink = TritonSink(
+            triton_metrics(pb_utils), args["model_instance_name"], initial=_COLD_METRICS
+        )
         hot = config.hot
         self._memory = SharedMemory(hot.directory, hot.size_bytes, hot.eviction)
         self._step = ColdStep(self._memory, config.cold, self._sink)
