@@ -1,0 +1,405 @@
+"""Features in three levels: on the device as they are, in host memory packed, on disk packed.
+
+    L1  device memory (15 % of it), or a budget in this process: arrays as they are computed
+    L2  host memory: compressed, similar ones merged (`worldcache.merge`)
+    L3  disk: the engine of CtrlCache's warm tier; shared by the processes of a server, kept over
+        restarts
+
+What has to leave a level goes to the next one; what is asked for comes back up, if it is worth more
+there than what would have to leave. All budgets hold before, during and after every call. Features
+are content-addressed and immutable, so a copy in any level is as good as another, with one
+exception: with `max_error` above 0, packing may have cost precision, and `Found.bound` says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from ctrlcache.errors import ConfigError, CorruptRecord
+from worldcache.devices import Device, HostDevice, device_share
+from worldcache.disk import Disk, DiskConfig
+from worldcache.eviction import Importance, Scale, Standing, Weights, score
+from worldcache.merge import Packed, pack_alone, restore
+from worldcache.metrics import Corrupt, Sink, StoreEvicted, StoreLookup, StoreSize, ignore
+from worldcache.shelf import Held, Shelf
+from worldcache.similar import Similar
+
+__all__ = ["Found", "LevelStats", "Levels", "LevelsConfig"]
+
+Array: TypeAlias = NDArray[Any]
+MIB = 1 << 20
+#: Room is made for some more than what is needed now, so that the disk gets larger batches.
+_AHEAD = 0.05
+
+
+@dataclass(frozen=True)
+class LevelsConfig:
+    """l1_bytes: None for 15 % of the device's memory where there is one, else 64 MiB. max_error:
+    of merged features, as a share of full scale; 0 keeps every bit. merge: store similar features
+    as differences. disk: None goes without L3."""
+
+    l1_bytes: int | None = None
+    l2_bytes: int = 256 * MIB
+    disk: DiskConfig | None = None
+    max_error: float = 0.0
+    merge: bool = True
+    weights: Weights = field(default_factory=Weights)
+
+    def __post_init__(self) -> None:
+        for name in ("l1_bytes", "l2_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"levels {name} must be at least 0, got {value}")
+        if not 0 <= self.max_error < 0.5:
+            raise ConfigError(f"levels max_error must be 0 to 0.5, got {self.max_error}")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Found:
+    """array: read-only. level: `l1`, `l2` or `l3`. bound: on the absolute error of every value; 0
+    where it is bit for bit what was put."""
+
+    array: Array
+    level: str
+    bound: float
+
+
+@dataclass(frozen=True)
+class LevelStats:
+    entries: int
+    size_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Raw:
+    """On the device. bound: above 0 where it came back from a level that is not exact."""
+
+    value: Any
+    bound: float
+
+
+class Levels:
+    """A store of features by id (16 bytes). Safe in several threads; the disk also in several
+    processes, of which one writes and all read.
+
+    provenance: 16 bytes that mark every packed record. now: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        config: LevelsConfig | None = None,
+        provenance: bytes = bytes(16),
+        on_event: Sink = ignore,
+        device: Device | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config or LevelsConfig()
+        l1_bytes = self.config.l1_bytes
+        if l1_bytes is None:
+            l1_bytes = device_share() or 64 * MIB
+        self._provenance = provenance
+        self._on_event = on_event
+        self._device = device or HostDevice()
+        self._now = now
+        self._l1: Shelf[_Raw] = Shelf(l1_bytes, self.config.weights)
+        self._l2: Shelf[bytes] = Shelf(self.config.l2_bytes, self.config.weights)
+        self._disk = None if self.config.disk is None else Disk(self.config.disk, on_event)
+        self._similar = Similar(provenance, self.config.max_error)
+        self._scale = Scale()
+        self._importance = Importance()
+        #: Held for moments, by everyone; and by whoever moves something, for as long as it takes.
+        self._lock = threading.Lock()
+        self._moving = threading.RLock()
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def get(self, id: bytes) -> Found | None:
+        """The feature, from the highest level that has it."""
+        found = self._find(id)
+        self._on_event(StoreLookup(*(("none", "miss") if found is None else (found.level, "hit"))))
+        return found
+
+    def exact(self, id: bytes) -> Array | None:
+        """The feature, where it is here with every bit that it was put with."""
+        found = self.get(id)
+        return found.array if found is not None and found.bound == 0 else None
+
+    def __contains__(self, id: bytes) -> bool:
+        """Whether it is here, without looking at it or counting this as a use."""
+        with self._lock:
+            if id in self._l1 or id in self._l2:
+                return True
+        return self._disk is not None and self._disk.holds(id)
+
+    def _find(self, id: bytes) -> Found | None:
+        with self._lock:
+            raw = self._l1.get(id)
+            if raw is not None:
+                self._used(raw)
+        if raw is not None:
+            return Found(self._device.download(raw.value.value), "l1", raw.value.bound)
+        with self._lock:
+            packed = self._l2.get(id)
+            if packed is not None:
+                self._used(packed)
+        if packed is not None:
+            restored = self._restored(packed.value, "l2", id)
+            if restored is not None:
+                self._promote(id, *restored, replace(packed.standing), packed.kind, packed.group)
+                return Found(restored[0], "l2", restored[1])
+        return self._find_on_disk(id)
+
+    def _find_on_disk(self, id: bytes) -> Found | None:
+        if self._disk is None:
+            return None
+        payload = self._disk.get(id)
+        restored = None if payload is None else self._restored(payload, "l3", id)
+        if restored is None:
+            return None
+        self._disk.touch(id)
+        array, bound = restored
+        standing = Standing(array.nbytes, self._disk.cost_ms(id), 0.5, self._now(), 1)
+        self._promote(id, array, bound, standing, "", bytes(16))
+        return Found(array, "l3", bound)
+
+    def _used(self, held: Held[Any]) -> None:
+        held.standing.last_used_s = self._now()
+        held.standing.uses += 1
+        if held.standing.uses == 1:
+            self._importance.used_first(held.kind)
+
+    def _restored(self, payload: bytes, level: str, id: bytes) -> tuple[Array, float] | None:
+        try:
+            restored = restore(payload, self._provenance, self._base)
+        except CorruptRecord:
+            self._on_event(Corrupt(level))
+            restored = None
+        if restored is None:
+            self._forget(level, id)
+            return None
+        restored[0].flags.writeable = False
+        return restored
+
+    def _base(self, id: bytes) -> Array | None:
+        """What others are differences to: always exact."""
+        with self._lock:
+            raw, packed = self._l1.get(id), self._l2.get(id)
+        if raw is not None and raw.value.bound == 0:
+            return self._device.download(raw.value.value)
+        payload = packed.value if packed is not None else None
+        if payload is None and self._disk is not None:
+            payload = self._disk.get(id)
+        if payload is None:
+            return None
+        restored = restore(payload, self._provenance, lambda _: None)
+        return None if restored is None else restored[0]
+
+    def _forget(self, level: str, id: bytes) -> None:
+        if level == "l3" and self._disk is not None:
+            self._disk.delete(id)
+        elif level == "l2":
+            with self._moving:
+                self._take_from_l2(id)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def put(
+        self,
+        id: bytes,
+        array: Array,
+        *,
+        kind: str = "",
+        group: bytes = bytes(16),
+        importance: float | None = None,
+        cost_ms: float = 0.0,
+    ) -> None:
+        """Keep a feature; the array must not be changed afterwards. What is there already stays.
+
+        kind: what sort of feature, for telling how often such are asked for again. group: features
+        of one group may be alike (one camera, one scene). importance: of the content, 0 to 1, where
+        it is known. cost_ms: of computing it again. InvalidInput for a type that cannot be packed.
+        """
+        with self._moving:
+            with self._lock:
+                there = self._l1.get(id) or self._l2.get(id)
+                if there is not None:
+                    there.standing.last_used_s = self._now()
+                    return
+                self._scale.note(array.nbytes, cost_ms)
+                self._importance.stored(kind)
+                known = self._importance(kind) if importance is None else importance
+            standing = Standing(array.nbytes, cost_ms, known, self._now())
+            if array.nbytes > self._l1.limit_bytes or not self._room_in_l1(array.nbytes):
+                self._lower(id, array, Held(None, standing, kind, group))
+            else:
+                raw = _Raw(self._device.upload(array), 0.0)
+                with self._lock:
+                    self._l1.add(id, Held(raw, standing, kind, group))
+            self._report()
+
+    def _promote(
+        self, id: bytes, array: Array, bound: float, standing: Standing, kind: str, group: bytes
+    ) -> None:
+        """Bring a feature up to L1, unless somebody is moving things, or better ones are there."""
+        if array.nbytes > self._l1.limit_bytes or not self._moving.acquire(blocking=False):
+            return
+        try:
+            standing = replace(standing, size_bytes=array.nbytes, dependents=0)
+            if id in self._l1 or not self._deserves(standing):
+                return
+            if not self._room_in_l1(array.nbytes):
+                return
+            raw = _Raw(self._device.upload(array), bound)
+            with self._lock:
+                self._l1.add(id, Held(raw, standing, kind, group))
+            packed = self._l2.get(id)
+            if packed is not None and not packed.standing.dependents and bound == 0:
+                self._take_from_l2(id)
+            self._report()
+        finally:
+            self._moving.release()
+
+    def _deserves(self, standing: Standing) -> bool:
+        """Whether it is worth more in L1 than what would have to leave."""
+        with self._lock:
+            if self._l1.size_bytes + standing.size_bytes <= self._l1.limit_bytes:
+                return True
+            now, usual = self._now(), self._scale()
+            least = self._l1.least(now, usual)
+            held = None if least is None else self._l1.get(least)
+            weights = self.config.weights
+            return held is not None and score(standing, now, usual, weights) > score(
+                held.standing, now, usual, weights
+            )
+
+    def _room_in_l1(self, size_bytes: int) -> bool:
+        while self._l1.size_bytes + size_bytes > self._l1.limit_bytes:
+            with self._lock:
+                victim = self._l1.least(self._now(), self._scale())
+                held = None if victim is None else self._l1.get(victim)
+            if victim is None or held is None:
+                return False
+            # It can be found all the while: it leaves only when it has arrived below.
+            if held.value.bound == 0:
+                self._lower(victim, self._device.download(held.value.value), held)
+            with self._lock:
+                self._l1.pop(victim)
+            self._on_event(StoreEvicted("l1"))
+        return True
+
+    def _lower(self, id: bytes, array: Array, held: Held[Any]) -> None:
+        """Have a feature in L2, or where that has no room for it, on disk."""
+        if id in self._l2:
+            return
+        packed = self._packed(array, held)
+        size = len(packed.payload)
+        standing = replace(held.standing, size_bytes=size, dependents=0)
+        below = Held(packed.payload, standing, held.kind, held.group, packed.base)
+        if size > self._l2.limit_bytes or not self._room_in_l2(size, packed.base):
+            self._to_disk(id, below)
+            return
+        with self._lock:
+            base = None if packed.base is None else self._l2.get(packed.base)
+            if base is not None:
+                base.standing.dependents += 1
+            self._l2.add(id, below)
+        self._similar.add(id, packed, array, (held.kind, held.group))
+
+    def _packed(self, array: Array, held: Held[Any]) -> Packed:
+        if not self.config.merge:
+            return pack_alone(array, self._provenance)
+
+        def base(id: bytes) -> Array | None:
+            return self._base(id) if id in self._l2 else None
+
+        return self._similar.pack(array, (held.kind, held.group), base)
+
+    def _room_in_l2(self, size_bytes: int, base: bytes | None) -> bool:
+        limit = self._l2.limit_bytes
+        if self._l2.size_bytes + size_bytes <= limit:
+            return True
+        goal = max(0, limit - size_bytes - int(_AHEAD * limit))
+        while self._l2.size_bytes > goal:
+            with self._lock:
+                victim = self._l2.least(self._now(), self._scale(), base)
+            held = None if victim is None else self._l2.get(victim)
+            if victim is None or held is None:
+                break
+            self._to_disk(victim, held)
+            self._take_from_l2(victim)
+            self._on_event(StoreEvicted("l2"))
+        return self._l2.size_bytes + size_bytes <= limit
+
+    def _take_from_l2(self, id: bytes) -> None:
+        with self._lock:
+            held = self._l2.pop(id)
+            if held is not None and held.base is not None:
+                base = self._l2.get(held.base)
+                if base is not None:
+                    base.standing.dependents -= 1
+        self._similar.discard(id)
+
+    def _to_disk(self, id: bytes, held: Held[bytes]) -> None:
+        """Write a feature to disk, with what it is a difference to."""
+        if self._disk is None:
+            return
+        base = None if held.base is None else self._l2.get(held.base)
+        both = (
+            [(id, held)] if base is None or held.base is None else [(held.base, base), (id, held)]
+        )
+        self._disk.put(
+            (id, held.value, held.standing.cost_ms * (1 + held.standing.dependents))
+            for id, held in both
+        )
+
+    # -- the rest -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Have everything on disk that fits there; it stays in memory, too."""
+        if self._disk is None:
+            return
+        with self._moving:
+            for id in self._l2:
+                below = self._l2.get(id)
+                if below is not None:
+                    self._to_disk(id, below)
+            for id in self._l1:
+                held = self._l1.get(id)
+                if held is None or id in self._l2 or held.value.bound > 0 or self._disk.holds(id):
+                    continue
+                array = self._device.download(held.value.value)
+                made = self._packed(array, held)
+                self._to_disk(
+                    id, Held(made.payload, held.standing, held.kind, held.group, made.base)
+                )
+            self._report()
+
+    def stats(self) -> dict[str, LevelStats]:
+        """By level."""
+        with self._lock:
+            stats = {
+                name: LevelStats(len(shelf), shelf.size_bytes, shelf.limit_bytes)
+                for name, shelf in (("l1", self._l1), ("l2", self._l2))
+            }
+        if self._disk is not None:
+            stats["l3"] = LevelStats(*self._disk.stats())
+        return stats
+
+    def close(self) -> None:
+        """Write what is worth keeping to disk, and forget the rest."""
+        self.flush()
+        if self._disk is not None:
+            self._disk.close()
+
+    def _report(self) -> None:
+        self._on_event(StoreSize("l1", self._l1.size_bytes))
+        self._on_event(StoreSize("l2", self._l2.size_bytes))
+        if self._disk is not None and self._disk.changed():
+            self._on_event(StoreSize("l3", self._disk.stats()[1]))
