@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress, TaskID
 
 from worldserve.data.suites import SUITES, get_suite
 
@@ -30,6 +31,26 @@ def generate(
         typer.echo(
             f"{name}: " + ", ".join(f"{count} frames {split}" for split, count in made.items())
         )
+
+
+@app.command()
+def clips(
+    suite: Annotated[list[str], typer.Option(help="Several times for several.")] = list(SUITES),  # noqa: B006 - typer copies it
+    target: Annotated[Path, typer.Option(help="Where the packs go.")] = Path("benchmarks/clips"),
+) -> None:
+    """Record the test clips that the benchmarks replay, and pack them."""
+    from worldserve.data.clips import pack_suite_clips
+
+    for name in suite:
+        definition = get_suite(name)
+        with Progress() as progress:
+            bar = progress.add_task(f"{name} clips", total=definition.clips)
+
+            def step(progress: Progress = progress, bar: TaskID = bar) -> None:
+                progress.advance(bar)
+
+            path = pack_suite_clips(definition, target, step)
+        typer.echo(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
 
 
 @app.command()

@@ -60,33 +60,47 @@ def train(
 
 
 def evaluate(
-    suite: Annotated[str, typer.Option(help="Suite of the episodes.")] = "kitchen",
+    suite: Suites = ALL,
     data: Data = Path("data"),
     weights: Weights = WEIGHTS,
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",
-    figures: Annotated[Path, typer.Option(help="Where the numbers go.")] = Path(
-        "docs/evaluation/kitchen.json"
+    figures: Annotated[Path, typer.Option(help="Directory of the numbers, a file a suite.")] = Path(
+        "docs/evaluation"
     ),
-    picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path(
-        "docs/images/predictions.png"
+    pictures: Annotated[Path, typer.Option(help="Directory of the pictures.")] = Path(
+        "docs/images"
     ),
     document: Annotated[
         Path, typer.Option(help="Markdown whose evaluation section is written.")
     ] = (Path("docs/world-model.md")),
+    quick: Annotated[
+        bool, typer.Option(help="First view and longest context only; prints, writes nothing.")
+    ] = False,
 ) -> None:
     """Evaluate the model on held-out episodes, each figure with its baseline."""
     from worldserve.calibrate import REFERENCE, load_model
     from worldserve.data.suites import get_suite
-    from worldserve.training import evaluate as evaluation
-    from worldserve.training.report import insert, model_card, tables
+    from worldserve.training.evaluate import evaluate as measure
+    from worldserve.training.evaluate import picture
+    from worldserve.training.report import brief, insert, model_card, report_suite, tables
 
     model = load_model(REFERENCE, weights)
-    result = evaluation.evaluate(model, get_suite(suite), data, split)
-    result.save(figures)
-    evaluation.picture(result.predictions, picture)
-    text = tables(result.figures)
+    reports = {}
+    for name in suite:
+        definition = get_suite(name)
+        if quick:
+            typer.echo(brief(name, measure(model, definition, data, split, (32,)).figures[32]))
+            continue
+        report, predictions = report_suite(model, definition, data, split)
+        reports[name] = report
+        figures.mkdir(parents=True, exist_ok=True)
+        (figures / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        picture(predictions, pictures / f"predictions-{name}.png")
+    if quick:
+        return
+    text = tables(reports)
     insert(document, text)
     training = json.loads((weights / "config.json").read_text())["training"]
-    model_card(weights, model.spec.weights_digest, training, result.figures)
+    model_card(weights, model.spec.weights_digest, training, reports)
     typer.echo(text)
-    typer.echo(f"numbers in {figures} and {document}, picture in {picture}")
+    typer.echo(f"numbers in {figures} and {document}, pictures in {pictures}")

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
     "Absorbed",
+    "CarriesOver",
     "Checkpoint",
     "Float",
     "ModelSpec",
@@ -151,4 +152,17 @@ class WorldModel(Protocol):
 
     def operation(self, states: Float) -> str:
         """The operation a trajectory (H, S) most likely belongs to; '' where there are none."""
+        ...
+
+
+@runtime_checkable
+class CarriesOver(Protocol):
+    """What a world model may offer beside: a further view of a scene without its own rollout."""
+
+    def carry_over(self, predicted: RolloutOutput, present: Float, last: Float, view: str) -> Float:
+        """What another camera will see: tokens (H, N, D) for `generate`, with its last frame.
+
+        predicted: of the first view; present (N, D): tokens of that view's last frame; last (N, D):
+        tokens of the last frame of camera `view`. ValueError for a view that is not known.
+        """
         ...

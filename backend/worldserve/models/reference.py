@@ -182,6 +182,23 @@ class ReferenceWorldModel:
             outputs[index] = RolloutOutput(tokens_np[row], states_np[row], slices[row])
         return [out for out in outputs if out is not None]
 
+    def carry_over(self, predicted: RolloutOutput, present: Float, last: Float, view: str) -> Float:
+        head = self._network.cross_view
+        if head is None or view not in self._config.views:
+            raise ValueError(f"view {view!r}; this model knows: {', '.join(self._config.views)}")
+        tokens = self._tensor(predicted.tokens)  # (H, N, D)
+        each = (len(tokens), -1, -1)
+        number = torch.full((len(tokens),), self._config.views.index(view), device=self.device)
+        with self._inference():
+            carried = head(
+                self._tensor(last)[None].expand(each),
+                tokens,
+                self._tensor(present)[None].expand(each),
+                self._tensor(predicted.states),
+                number,
+            )
+        return _array(carried)
+
     def generate(
         self,
         last_frames: Sequence[Pixels],

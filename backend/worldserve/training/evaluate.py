@@ -6,7 +6,6 @@ the majority class (for flags and operations). Errors are means with medians bes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,9 @@ from rich.progress import track
 
 from worldserve.data.dataset import Clip, clips
 from worldserve.data.suites import Suite
-from worldserve.models.protocol import RolloutInput, WorldModel
+from worldserve.models.protocol import RolloutInput, RolloutOutput, WorldModel
 
-__all__ = ["Evaluation", "evaluate", "picture", "psnr", "ssim"]
+__all__ = ["STEPS", "Evaluation", "evaluate", "picture", "psnr", "roll_out", "ssim"]
 
 STEPS = (1, 2, 4, 8)
 CONTEXTS = (1, 8, 32)
@@ -54,10 +53,6 @@ class Evaluation:
     figures: dict[int, dict[str, Any]]
     predictions: list[Prediction]
 
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.figures, indent=1) + "\n")
-
 
 def evaluate(
     model: WorldModel,
@@ -67,11 +62,15 @@ def evaluate(
     contexts: tuple[int, ...] = CONTEXTS,
     starts: tuple[int, ...] = (40, 80),
     prompt: bool = False,
+    camera: int = 0,
 ) -> Evaluation:
-    """Predict `STEPS[-1]` frames after each of `starts` frames of every episode of the split."""
+    """Predict `STEPS[-1]` frames after each of `starts` frames of every episode of the split.
+
+    prompt: whether the model is told what is going on; camera: which of the suite's it looks from.
+    """
     figures, predictions = {}, []
     for context in contexts:
-        predictions = list(_predict(model, suite, root, split, context, starts, prompt))
+        predictions = list(_predict(model, suite, root, split, context, starts, prompt, camera))
         figures[context] = _figures(predictions, suite)
     return Evaluation(figures, predictions)
 
@@ -84,24 +83,31 @@ def _predict(
     context: int,
     starts: tuple[int, ...],
     prompt: bool,
+    camera: int,
 ) -> Iterator[Prediction]:
-    horizon = STEPS[-1]
-    every = list(clips(root, suite, split))
+    every = list(clips(root, suite, split, camera))
     for clip in track(every, description=f"{split}, {context} frames of context"):
         conditioning, _ = model.condition(clip.prompt if prompt else "", clip.view)
         for start in starts:
-            frames = clip.frames[start - context : start]
-            controls = clip.controls[start - context : start - 1]
-            tokens = model.embed(frames)
-            memory = model.assemble([], 0)
-            if context > 1:
-                memory = model.absorb(memory, tokens[:-1], controls, conditioning).memory
-            plan = clip.controls[start - 1 : start - 1 + horizon]
-            [out] = model.rollout([RolloutInput(memory, tokens[-1], plan, conditioning)])
-            [generated] = model.generate([frames[-1]], [out.tokens], [0])
+            out, _ = roll_out(model, clip, start, context, conditioning)
+            [generated] = model.generate([clip.frames[start - 1]], [out.tokens], [0])
             yield Prediction(
                 clip, start - 1, model.physics(out.states), generated, model.operation(out.states)
             )
+
+
+def roll_out(
+    model: WorldModel, clip: Clip, start: int, context: int, conditioning: Any
+) -> tuple[RolloutOutput, NDArray[np.float32]]:
+    """What follows after `context` frames up to frame `start - 1`, and that frame's tokens."""
+    tokens = model.embed(clip.frames[start - context : start])
+    controls = clip.controls[start - context : start - 1]
+    memory = model.assemble([], 0)
+    if context > 1:
+        memory = model.absorb(memory, tokens[:-1], controls, conditioning).memory
+    plan = clip.controls[start - 1 : start - 1 + STEPS[-1]]
+    [out] = model.rollout([RolloutInput(memory, tokens[-1], plan, conditioning)])
+    return out, tokens[-1]
 
 
 def _figures(predictions: list[Prediction], suite: Suite) -> dict[str, Any]:

@@ -6,44 +6,120 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["curves", "insert", "model_card", "tables"]
+from worldserve.data.suites import Suite
+from worldserve.models.protocol import WorldModel
+from worldserve.training.evaluate import Evaluation, Prediction, evaluate
+from worldserve.training.further import further_view
+
+__all__ = ["brief", "curves", "insert", "model_card", "report_suite", "tables"]
 
 _BEGIN, _END = "<!-- evaluation: begin -->", "<!-- evaluation: end -->"
 
 
-def tables(figures: dict[int, dict[str, Any]]) -> str:
-    """Markdown of `Evaluation.figures`: positions, flags and pixels, by context and step."""
-    steps = next(iter(figures.values()))["steps"]
-    head = " | ".join(f"{s} step{'s' if s > 1 else ''}" for s in steps)
+def report_suite(
+    model: WorldModel, suite: Suite, root: Path, split: str
+) -> tuple[dict[str, Any], list[Prediction]]:
+    """All that is measured of one suite, ready for JSON, and the predictions to be looked at."""
+    front = evaluate(model, suite, root, split)
+    side = evaluate(model, suite, root, split, (32,), camera=1)
+    prompted = evaluate(model, suite, root, split, (1, 32), prompt=True)
+    report = {
+        "weights_digest": model.spec.weights_digest,
+        "front": _keyed(front),
+        "side": _keyed(side),
+        "prompted": _keyed(prompted),
+        "carried_over": further_view(model, suite, root, split),
+    }
+    return report, front.predictions
+
+
+def _keyed(evaluation: Evaluation) -> dict[str, Any]:
+    return {str(context): row for context, row in evaluation.figures.items()}
+
+
+def brief(name: str, row: dict[str, Any]) -> str:
+    """One paragraph of the main figures at the steps measured."""
+    keys = ("gripper_cm", "gripper_copy_cm", "object_moved_cm", "object_moved_copy_cm", "psnr_db")
+    parts = [f"{key} {' / '.join(f'{v:.2f}' for v in row[key])}" for key in (*keys, "psnr_copy_db")]
+    return f"{name}, {row['contexts']} contexts: " + "; ".join(parts) + f"; {_flags(row)}"
+
+
+def tables(reports: dict[str, dict[str, Any]]) -> str:
+    """Markdown of the suites' reports as `worldserve evaluate` saves them."""
     lines: list[str] = []
-    for context, row in sorted(figures.items()):
-        frames = "1 frame" if context == 1 else f"{context} frames"
+    for suite, report in reports.items():
+        lines += [f"### {suite}", "", *_main_table(report["front"]), *_variations(report)]
+        carried = report["carried_over"]
+        cells = zip(
+            carried["psnr_carried_db"],
+            carried["psnr_own_db"],
+            carried["psnr_copy_db"],
+            strict=True,
+        )
         lines += [
-            f"**{frames} of context** ({row['contexts']} contexts; each cell: model, baseline)",
-            "",
-            f"| | {head} |",
-            "|---|" + "---|" * len(steps),
-        ]
-        for label, key, baseline in _ROWS:
-            cells = _cells(row[key], row[baseline])
-            lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        moved = " / ".join(str(n) for n in row["object_moved_count"])
-        lines += [
-            "",
-            f"Objects that moved: {moved} of {row['contexts']}. "
-            + "; ".join(
-                f"{name} {100 * row[f'{key}_accuracy']:.1f} % "
-                f"(majority class {100 * row[f'{key}_majority']:.1f} %)"
-                for name, key in (
-                    ("grasped", "grasped"),
-                    ("succeeded", "succeeded"),
-                    ("operation", "operation"),
-                )
-            )
+            "A further view carried over from the first one's rollout, PSNR in dB after "
+            + " / ".join(str(s) for s in carried["steps"])
+            + " steps (carried over, by a rollout of its own, last frame held): "
+            + "; ".join(", ".join(f"{v:.1f}" for v in cell) for cell in cells)
             + ".",
             "",
         ]
     return "\n".join(lines)
+
+
+def _main_table(figures: dict[str, dict[str, Any]]) -> list[str]:
+    context = max(figures, key=int)
+    row = figures[context]
+    lines = [
+        f"{context} frames of context, first view, no prompt ({row['contexts']} contexts; "
+        "each cell: model, baseline):",
+        "",
+        "| | " + " | ".join(_steps(row)) + " |",
+        "|---|" + "---|" * len(row["steps"]),
+    ]
+    for label, key, baseline in _ROWS:
+        lines.append(f"| {label} | " + " | ".join(_cells(row[key], row[baseline])) + " |")
+    moved = " / ".join(str(n) for n in row["object_moved_count"])
+    lines += ["", f"Objects that moved: {moved} of {row['contexts']}. {_flags(row)}.", ""]
+    return lines
+
+
+def _variations(report: dict[str, Any]) -> list[str]:
+    """One row for every context length, view and prompt that was tried."""
+    rows = [(f"{c} frames of context", f) for c, f in sorted(report["front"].items(), key=_first)]
+    rows += [(f"{c} frames, second view", f) for c, f in report["side"].items()]
+    rows += [
+        (f"{c} frame{'s' * (int(c) > 1)}, told what is going on", f)
+        for c, f in sorted(report["prompted"].items(), key=_first)
+    ]
+    lines = [
+        "| | gripper at 8 steps, cm | moved object at 8, cm | PSNR at 4, dB | operation, % |",
+        "|---|---|---|---|---|",
+    ]
+    for label, row in rows:
+        four, eight = row["steps"].index(4), row["steps"].index(8)
+        lines.append(
+            f"| {label.replace('1 frames', '1 frame')} | {row['gripper_cm'][eight]:.1f} "
+            f"| {row['object_moved_cm'][eight]:.1f} | {row['psnr_db'][four]:.1f} "
+            f"| {100 * row['operation_accuracy']:.1f} |"
+        )
+    return [*lines, ""]
+
+
+def _first(item: tuple[str, Any]) -> int:
+    return int(item[0])
+
+
+def _steps(row: dict[str, Any]) -> list[str]:
+    return [f"{s} step{'s' if s > 1 else ''}" for s in row["steps"]]
+
+
+def _flags(row: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{name} {100 * row[f'{name}_accuracy']:.1f} % "
+        f"(majority class {100 * row[f'{name}_majority']:.1f} %)"
+        for name in ("grasped", "succeeded", "operation")
+    )
 
 
 _ROWS = (
@@ -77,51 +153,39 @@ def insert(document: Path, text: str) -> None:
 
 
 def model_card(
-    directory: Path, digest: str, training: dict[str, Any], figures: dict[int, dict[str, Any]]
+    directory: Path, digest: str, training: dict[str, Any], reports: dict[str, dict[str, Any]]
 ) -> None:
     """Write `MODEL_CARD.md` beside the weights: data, training, digest, metrics, limits."""
-    longest = figures[max(figures)]
-    steps = " / ".join(str(s) for s in longest["steps"])
-    rows = "\n".join(
-        f"| {label} | {' / '.join(map(_number, longest[key]))} "
-        f"| {' / '.join(map(_number, longest[baseline]))} |"
-        for label, key, baseline in _ROWS
-    )
-    flags = ", ".join(
-        f"{name} {100 * longest[f'{name}_accuracy']:.1f} % "
-        f"({100 * longest[f'{name}_majority']:.1f} %)"
-        for name in ("operation", "grasped", "succeeded")
-    )
     facts = "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in training.items())
+    metrics = "\n".join(
+        line
+        for suite, report in reports.items()
+        for line in (f"### {suite}", "", *_main_table(report["front"]))
+    )
     (directory / "MODEL_CARD.md").write_text(
         f"""# Model card: the reference world model
 
 - digest of weights and configuration: `{digest}`
-- input: RGB frames of 64 x 64, controls (x, y, z, grip) in [-1, 1] at 10 Hz
+- input: RGB frames of 64 x 64, controls in [-1, 1] at 10 Hz: (x, y, z, grip), in edudemo
+  (x, height, how hard, how)
 - output: predicted states, physical quantities, frames; see docs/world-model.md
 
 ## Training
 
-Simulated episodes (Meta-World; scripted experts, noise, random motion), made and trained on a CPU.
-docs/world-model.md tells how. `minutes this run` is the time since the last resume only.
+Simulated episodes (Meta-World and pymunk; scripted experts, noise, random motion), made and trained
+on a CPU. docs/world-model.md tells how. `minutes this run` is the time since the last resume only.
 
 {facts}
 
 ## Metrics
 
-On held-out test episodes, {max(figures)} frames of context, {steps} steps ahead
-({longest["contexts"]} contexts; more in docs/world-model.md).
+On held-out test episodes; more in docs/world-model.md.
 
-| | model | baseline |
-|---|---|---|
-{rows}
-
-Shares told rightly (majority class in brackets): {flags}.
-
+{metrics}
 ## Limits
 
-Simulated scenes of one robot from one camera, at 64 x 64. Meant to serve, test and measure caches
-with; not for controlling anything.
+Simulated scenes of one robot and of simple experiments, at 64 x 64. Meant to serve, test and
+measure caches with; not for controlling anything.
 """
     )
 
