@@ -158,7 +158,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("ctrlcache_free_bytes", "gauge", "Free on the file system of a place.", ("place",)),
     Metric("ctrlcache_space_bytes", "gauge", "Size of the file system of a place.", ("place",)),
-    Metric("ctrlcache_evictions_total", "counter", "Records evicted.", ("tier", "reason")),
+    Metric(
+        "ctrlcache_evictions_total",
+        "counter",
+        "Records evicted.",
+        ("tier", "reason"),
+        initial=(("hot", "bytes"), ("warm", "bytes")),
+    ),
     Metric(
         "ctrlcache_hit_error",
         "histogram",
