@@ -1,0 +1,193 @@
+"""Memory, disks and stored bytes that fail while people work."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+from pathlib import Path
+
+import pytest
+from stand import can_mount
+from wire import metric
+
+pytestmark = pytest.mark.server
+mounts = pytest.mark.skipif(not can_mount(), reason="no mounts of one's own here (unshare --mount)")
+SHM = Path("/dev/shm")
+
+
+def fill(directory: Path) -> Path:
+    """A file that leaves no room in its file system."""
+    ballast = directory / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 16, 1 << 12):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    return ballast
+
+
+def flip(path: Path, count: int, draw: random.Random, start: int = 0) -> int:
+    """One bit at each of `count` places; how many."""
+    size = path.stat().st_size
+    with open(path, "r+b", buffering=0) as file:
+        for _ in range(count):
+            at = draw.randrange(start, size)
+            old = os.pread(file.fileno(), 1, at)
+            os.pwrite(file.fileno(), bytes([old[0] ^ 1 << draw.randrange(8)]), at)
+    return count
+
+
+def warm_entries(server) -> float:
+    return metric(server.endpoints, "ctrlcache_entries", tier="warm") or 0
+
+
+@pytest.mark.slow
+@mounts
+def test_the_disk_is_full(stand, crowd, verdict, tmp_path):
+    """No byte can be written to the warm tier: answers go on, and so does writing afterwards."""
+    warm = tmp_path / "here" / "warm"
+    warm.mkdir(parents=True)
+    server = stand(directory=warm.parent, private={warm: 48 << 20})
+    people = crowd(server)
+    people.settle()
+    people.until(lambda: warm_entries(server) > 0)
+    ballast = fill(server.seen(warm))
+    people.struck()
+    people.recovered()
+    assert people.work(10) > 0
+    before = warm_entries(server)
+    ballast.unlink()
+    people.until(lambda: warm_entries(server) > before)
+    row = verdict("disk of the warm tier full", people, server)
+    assert row.refused == 0
+    assert not server.events()
+
+
+@pytest.mark.slow
+def test_no_file_may_grow(stand, crowd, verdict):
+    """A limit on the size of files (as of a quota): the hot tier and the warm one are refused what
+    they want to write; requests are answered, or refused as unavailable."""
+    server = stand(settings={"hot_size_bytes": "64MiB", "max_sessions": "100"})
+    people = crowd(server)
+    people.settle()
+    people.until(lambda: warm_entries(server) > 0)
+    [stub] = server.stubs()
+    before = resource.prlimit(stub, resource.RLIMIT_FSIZE)
+    largest = max(path.stat().st_size for path in server.warm_dir.glob("seg-*"))
+    resource.prlimit(stub, resource.RLIMIT_FSIZE, (largest + 8192, before[1]))
+    people.struck()
+    people.work(6)
+    resource.prlimit(stub, resource.RLIMIT_FSIZE, before)
+    people.struck()
+    people.recovered()
+    people.settle(15)
+    verdict("no file may grow for 6 s (RLIMIT_FSIZE)", people, server)
+    assert server.stubs() == [stub]
+
+
+@pytest.mark.slow
+@mounts
+def test_shared_memory_is_full(stand, crowd, verdict):
+    """/dev/shm has no byte left: requests are answered, or refused as unavailable, and nobody
+    loses a session. As soon as there is room, everything goes on."""
+    server = stand("--hot-bytes", "128MiB", private={SHM: 220 << 20})
+    people = crowd(server)
+    people.settle()
+    ballast = fill(server.seen(SHM))
+    people.struck()
+    people.work(6)
+    ballast.unlink()
+    people.struck()
+    people.recovered()
+    people.settle(15)
+    verdict("/dev/shm full for 6 s", people, server)
+
+
+def test_bits_flip_in_the_warm_tier(stand, crowd, verdict):
+    """While the server runs, and before it starts: counted misses, never a wrong answer."""
+    draw = random.Random(7)
+    server = stand()
+    people = crowd(server)
+    people.settle(20)
+    people.until(lambda: warm_entries(server) > 100)
+    for path in sorted(server.warm_dir.glob("seg-*")):
+        flip(path, 50, draw)
+    people.struck()
+    people.recovered()
+    verdict("bits flipped in the warm tier, while serving", people, server)
+    server.close()
+    for path in sorted(server.warm_dir.glob("seg-*")):
+        flip(path, 400, draw)
+    again = stand(directory=server.directory)
+    people = crowd(again)  # they ask the same again: the hot tier is new, so the warm one answers
+    people.struck()
+    people.recovered()
+    people.settle(20)
+    found = metric(again.endpoints, "ctrlcache_lookups_total", tier="warm", result="exact") or 0
+    bad = metric(again.endpoints, "ctrlcache_corrupt_total", tier="warm") or 0
+    quarantined = again.warm_dir / "quarantine.log"
+    verdict("bits flipped in the warm tier, before the start", people, again)
+    assert found > 0
+    assert bad > 0 or quarantined.exists()
+
+
+@pytest.mark.slow
+def test_bits_flip_in_the_hot_tier(stand, crowd, verdict):
+    """In what records hold, in shared memory: counted misses, computed again."""
+    server = stand()
+    people = crowd(server)
+    people.settle(20)
+    flipped = flip_records(server.shm_dir / "hot" / "data.mdb", random.Random(7), 2000)
+    assert flipped > 100
+    people.struck()
+    people.recovered()
+    people.settle(40)
+    bad = metric(server.endpoints, "ctrlcache_corrupt_total") or 0
+    verdict(f"{flipped} records of the hot tier with a flipped bit", people, server)
+    assert bad > 0
+    assert not server.events()
+
+
+def flip_records(path: Path, draw: random.Random, most: int) -> int:
+    """One bit in the body of each couplet and array record (by its magic) in a file; how many."""
+    data = path.read_bytes()
+    starts = [at for magic in (b"CCsc", b"CCar") for at in _places(data, magic)]
+    draw.shuffle(starts)
+    with open(path, "r+b", buffering=0) as file:
+        for at in starts[:most]:
+            # Beyond the header's first fields, within the smallest record there is.
+            where = at + draw.randrange(8, 160)
+            os.pwrite(file.fileno(), bytes([data[where] ^ 1 << draw.randrange(8)]), where)
+    return len(starts[:most])
+
+
+def _places(data: bytes, magic: bytes) -> list[int]:
+    found, at = [], data.find(magic)
+    while at >= 0:
+        found.append(at)
+        at = data.find(magic, at + 1)
+    return found
+
+
+@pytest.mark.slow
+def test_two_servers_on_one_warm_directory(stand, crowd, verdict):
+    """Both serve, one writes; its server is killed with everything, the other one takes over."""
+    first = stand()
+    second = stand(directory=first.directory / "second", warm=first.warm_dir)
+    mine, theirs = crowd(first, size=32), crowd(second, size=32, first=101)
+    mine.settle()
+    theirs.settle()
+    theirs.until(lambda: warm_entries(first) > 0)
+    writing, other = (first, second) if first.writer() in first.stubs() else (second, first)
+    theirs.until(lambda: other.writer() in writing.stubs())
+    verdict("two servers on one warm directory", mine if other is second else theirs, first)
+    writing.close()
+    left = theirs if other is second else mine
+    left.struck()
+    left.recovered()
+    before = warm_entries(other)
+    left.until(lambda: other.writer() in other.stubs() and warm_entries(other) > before)
+    verdict("two servers on one warm directory, the writing one ends", left, other)
