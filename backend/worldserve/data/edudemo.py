@@ -6,7 +6,7 @@ pulls, and how: open (-1) or closed (1); a closing hand takes hold of what is un
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,27 @@ class EduDemoSimulator:
             np.stack(physics),
             np.array(stage.scene.configuration, np.float32),
         )
+
+    def outcomes(
+        self,
+        seed: int,
+        index: int,
+        controls: NDArray[np.float32],
+        asked: Sequence[tuple[int, NDArray[np.float32]]],
+    ) -> list[NDArray[np.float32]]:
+        """Physics (H, P) under each plan of `asked`, (frame, controls (H, 4)), from where
+        `controls` lead in that many frames."""
+        found = []
+        for frame, plan in asked:
+            stage = _Stage(self._build, np.random.default_rng((seed, index)))
+            for control in controls[:frame]:
+                stage.advance(control)
+            physics = []
+            for control in plan:
+                stage.advance(control)
+                physics.append(stage.physics())
+            found.append(np.stack(physics))
+        return found
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +32,16 @@ class Simulator(Protocol):
     """One operation of a suite; the same seed and index give the same episode."""
 
     def episode(self, seed: int, index: int, frames: int) -> Episode: ...
+
+    def outcomes(
+        self,
+        seed: int,
+        index: int,
+        controls: NDArray[np.float32],
+        asked: Sequence[tuple[int, NDArray[np.float32]]],
+    ) -> list[NDArray[np.float32]]:
+        """What would have happened: physics (H, P) under each plan (H, 4) from each frame."""
+        ...
 
     def close(self) -> None: ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 # Both are read when mujoco is imported, so they come first.
@@ -90,14 +91,52 @@ class MetaWorldSimulator:
             if t == total - 1:
                 break
             controls[t] = hand.control(observation)
-            action = controls[t].astype(float)
-            action[:3] *= _XYZ_GAIN
-            succeeded = False
-            for _ in range(_STEPS_PER_FRAME):
-                self._env.curr_path_length = 0  # never truncate
-                observation, _, _, _, info = self._env.step(action)
-                succeeded |= info["success"] > 0
+            observation, succeeded = self._step(controls[t])
         return Episode(images, controls, physics, configuration)
+
+    def outcomes(
+        self,
+        seed: int,
+        index: int,
+        controls: NDArray[np.float32],
+        asked: Sequence[tuple[int, NDArray[np.float32]]],
+    ) -> list[NDArray[np.float32]]:
+        """Physics (H, P) under each plan of `asked`, (frame, controls (H, 4)), from where
+        `controls` lead in that many frames."""
+        self._choose_configuration(
+            seed + index // _CONFIGURATIONS_PER_SEED, index % _CONFIGURATIONS_PER_SEED
+        )
+        self._env.reset()
+        found: list[NDArray[np.float32]] = [np.empty((0, 9), np.float32)] * len(asked)
+        for t in range(max((frame for frame, _ in asked), default=-1) + 1):
+            for number, (frame, plan) in enumerate(asked):
+                if frame == t:
+                    found[number] = self._branch(plan)
+            if t < len(controls):
+                self._step(controls[t])
+        return found
+
+    def _branch(self, plan: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What would happen under `plan`; the simulation is then where it was."""
+        model, data = self._env.model, self._env.data
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        state = np.empty(mujoco.mj_stateSize(model, kind))
+        mujoco.mj_getState(model, data, state, kind)
+        physics = np.stack([self._physics(*self._step(control)) for control in plan])
+        mujoco.mj_setState(model, data, state, kind)
+        mujoco.mj_forward(model, data)
+        return physics
+
+    def _step(self, control: NDArray[np.float32]) -> tuple[NDArray[np.float64], bool]:
+        """One frame under `control`: the observation after it, and whether it succeeded."""
+        action = control.astype(float)
+        action[:3] *= _XYZ_GAIN
+        succeeded = False
+        for _ in range(_STEPS_PER_FRAME):
+            self._env.curr_path_length = 0  # never truncate
+            observation, _, _, _, info = self._env.step(action)
+            succeeded |= info["success"] > 0
+        return observation, succeeded
 
     def close(self) -> None:
         self._renderer.close()
