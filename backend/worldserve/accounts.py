@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ctrlcache.errors import InvalidInput, TierUnavailable
 from ctrlcache.events import Answered, Refused, Sink
 from worldserve.engine import Abandonment, Reply
+from worldserve.gate import Overloaded
 from worldserve.logs import fields
 from worldserve.request import RawRequest
 from worldserve.session_store import SessionConflict, SessionNotFound, SessionsFull
@@ -21,6 +22,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (InvalidInput, "invalid"),
     (SessionNotFound, "not_found"),
     (SessionsFull, "full"),
+    (Overloaded, "overload"),
     (SessionConflict, "conflict"),
     (TierUnavailable, "unavailable"),
     (Abandonment, "cancelled"),

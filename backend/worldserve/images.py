@@ -17,8 +17,8 @@ from worldserve.models.protocol import Pixels
 __all__ = ["decode_frames", "measure_frames", "resize_frames"]
 
 _FORMATS = ("JPEG", "PNG")
-#: Begins a scan of a JPEG; within one these bytes cannot occur. A progressive image has about ten, and
-#: each one goes over the whole image again: a small file of thousands would take hours.
+#: Begins a scan of a JPEG; within one these bytes cannot occur. A progressive image has about ten,
+#: and each goes over the whole image again: a small file of thousands would take hours.
 _SCAN, _MAX_SCANS = b"\xff\xda", 64
 
 
@@ -72,8 +72,8 @@ def _shares(size: int, parts: int) -> list[tuple[int, int, NDArray[np.float32]]]
 def measure_frames(encoded: Sequence[bytes] | NDArray[np.object_], max_pixels: int) -> int:
     """Pixels of all images together, by their headers: nothing is decoded.
 
-    InvalidInput for an image of more than `max_pixels`, or of another kind than JPEG and PNG, or one
-    that is built to take longer than its size tells.
+    InvalidInput for an image of more than `max_pixels`, for another kind than JPEG and PNG, and for
+    one that is built to take longer than its size tells.
     """
     total = 0
     for index, data in enumerate(encoded):

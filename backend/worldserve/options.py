@@ -26,7 +26,9 @@ class ServeOptions:
     threads: 0 leaves that to the environment.
 
     Requests: max_error is the budget of those that state none, default_horizon the predicted frames
-    of those that do not say. max_frames: in one request; max_frame_pixels: of one frame.
+    of those that do not say. max_frames: in one request; max_frame_pixels: of one frame;
+    max_request_pixels: of all frames of one request. max_waiting: requests that may wait in an
+    instance, and max_waiting_of_session of them those of one session; more are refused at once.
 
     Sessions: session_ttl_s is how long one lives without a request; longer than the batcher's idle
     time. session_displace_s: how long until it may be displaced by a new one where all places are
@@ -40,7 +42,8 @@ class ServeOptions:
     probe_batch: probes per rollout. keep_probes: they are couplets of their own. prefetch: predict
     along the hand's motion. error_samples: share of approximate answers that are checked afterwards
     against a full computation. warmup_share: how much of the hot tier is filled from the warm one
-    before the model is ready.
+    before the model is ready. keep_previous: how many warm directories are kept as they were before
+    another model was served from them.
 
     Devices: calibration_dir holds their calibrations. default_device: of requests that name none;
     "" takes controls as they are, "auto" keeps running statistics.
@@ -56,6 +59,9 @@ class ServeOptions:
     default_horizon: int = 8
     max_frames: int = 256
     max_frame_pixels: int = 64_000_000
+    max_request_pixels: int = 256_000_000
+    max_waiting: int = 512
+    max_waiting_of_session: int = 32
     session_ttl_s: float = 3_600.0
     session_displace_s: float = 600.0
     max_sessions: int = 0
@@ -70,6 +76,7 @@ class ServeOptions:
     prefetch: bool = True
     error_samples: float = 0.02
     warmup_share: float = 0.0
+    keep_previous: int = 1
     calibration_dir: str = ""
     default_device: str = ""
     log_format: str = "text"
@@ -80,6 +87,9 @@ class ServeOptions:
             "default_horizon": 1,
             "max_frames": 1,
             "max_frame_pixels": 1,
+            "max_request_pixels": 1,
+            "max_waiting": 1,
+            "max_waiting_of_session": 1,
             "history_frames": 1,
             "most_in_batch": 1,
             "recall_contexts": 1,

@@ -120,8 +120,8 @@ class Request:
     samples (K, C) in device units. frames (T, h, w, 3) of the model's size, T = 0 where none came.
     prompt, view, device: None where not given. max_error: None for the server's default. task: name
     of the operation, where the caller knows it. templates (M, C): controls that are typical of it,
-    from the cold step. canary: asked by whoever looks after the server; it has no session. deadline_s,
-    arrived_s: of `time.perf_counter`.
+    from the cold step. canary: asked by whoever looks after the server; it has no session.
+    deadline_s, arrived_s: of `time.perf_counter`.
     """
 
     correlation_id: CorrelationId

@@ -10,7 +10,6 @@ in shared memory (sessions, hot tier). `docs/runtime.md` lists both.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -25,12 +24,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ctrlcache.errors import ConfigError, CtrlCacheError
 from worldserve import processes
+from worldserve.access import Access
 from worldserve.canary import Canary, NoAnswer
+from worldserve.concealed import ConcealmentRefused, start_concealed
 from worldserve.gateway import Credentials, ObjectStore, ObjectStoreConfig
 from worldserve.layout import find_server, lay_out_backends, lay_out_models, server_environment
+from worldserve.serverapi import ApiRefused, ApiSilent, ServerApi
 from worldserve.settings import (
     ColdStore,
     Endpoints,
@@ -63,7 +66,8 @@ class Runtime:
         self._log = log or (lambda _: None)
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self._ports: tuple[int, int, int] | None = None
+        self._ports: tuple[int, ...] | None = None
+        self._access = Access.open(config.access)
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._failed = False
@@ -125,19 +129,16 @@ class Runtime:
 
         Its stubs are killed first: Triton would wait for one that will never answer.
         """
-        import tritonclient.grpc as grpcclient
-
         with self._lock:
             processes.end_processes(lambda: self.stubs(model))
-            canary = Canary(self.endpoints.grpc, model)
+            canary = self.canary(model)
             try:
-                with grpcclient.InferenceServerClient(self.endpoints.grpc) as client:
-                    client.unload_model(model, client_timeout=timeout_s)
-                    client.load_model(model, client_timeout=timeout_s)
-                    for ensemble in self._ensembles:
-                        client.load_model(ensemble, client_timeout=timeout_s)
+                self.api.unload(model, timeout_s)
+                self.api.load(model, timeout_s)
+                for ensemble in self._ensembles:
+                    self.api.load(ensemble, timeout_s)
                 canary.ask(timeout_s)
-            except (grpcclient.InferenceServerException, NoAnswer) as error:
+            except (ApiRefused, ApiSilent, NoAnswer) as error:
                 raise StartFailed(f"loading {model} again failed: {error}") from None
             finally:
                 canary.end()
@@ -145,14 +146,14 @@ class Runtime:
     def wait_ready(self) -> None:
         """Return when the canary model has answered; StartFailed otherwise."""
         deadline = time.monotonic() + self.config.ready_timeout_s
-        while not self._http_ready():
+        while not self.api.ready():
             if not self.alive:
                 raise self._failure("the server ended while starting")
             if time.monotonic() > deadline:
                 raise self._failure("the server was not ready in time")
             time.sleep(0.05)
         model = self.canary_model
-        canary = Canary(self.endpoints.grpc, model)
+        canary = self.canary(model)
         try:
             canary.ask(max(1.0, deadline - time.monotonic()))
         except NoAnswer as error:
@@ -178,14 +179,21 @@ class Runtime:
     def endpoints(self) -> Endpoints:
         if self._ports is None:
             raise ConfigError("the run has no endpoints before start()")
-        host = "127.0.0.1" if self.config.host in ("0.0.0.0", "::") else self.config.host
-        http_port, grpc_port, metrics_port = self._ports
-        return Endpoints(
-            http=f"{host}:{http_port}",
-            grpc=f"{host}:{grpc_port}",
-            metrics=f"{host}:{metrics_port}",
-            gateway=self.store.endpoint if self.store is not None else None,
+        http, grpc, metrics = (
+            f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+            for host, port in zip(self.config.servers, self._ports, strict=True)
         )
+        gateway = self.store.endpoint if self.store is not None else None
+        return Endpoints(http, grpc, metrics, gateway)
+
+    @property
+    def api(self) -> ServerApi:
+        """The server's HTTP interface, with the keys of this run."""
+        return ServerApi(self.endpoints.http, self._access.headers)
+
+    def canary(self, model: str) -> Canary:
+        """One that is let in."""
+        return Canary(self.endpoints.http, model, self._access.headers)
 
     @property
     def alive(self) -> bool:
@@ -234,6 +242,7 @@ class Runtime:
             if (self.run_dir / name).exists():
                 shutil.rmtree(self.run_dir / name)
         (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        self._access.save_admin_key(self.run_dir)
         self.shm_dir.mkdir(mode=0o700)
         self._start_guard()
         self._files = find_server()
@@ -293,26 +302,40 @@ class Runtime:
     def _start_server(self) -> None:
         config = self.config
         wanted = self._ports or (config.http_port, config.grpc_port, config.metrics_port)
-        self._ports = free_ports(config.host, wanted)
+        self._ports = free_ports(tuple(config.servers), wanted)
         clear_stop(self.run_dir)
         threads = threads_per_instance(config.instances or 1)
-        environment = server_environment(self._files, threads)
+        environment = self._access.without_secrets(server_environment(self._files, threads))
         environment[processes.RUN_ID_VARIABLE] = self.run_id
         environment[RUN_DIR_VARIABLE] = str(self.run_dir)
         with open(self.log_file, "ab") as log:
-            self._server = subprocess.Popen(
-                self._command(),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # A process group of its own: Ctrl-C in the terminal reaches only the launcher.
-                start_new_session=True,
-            )
+
+            def start(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # A process group of its own: Ctrl-C in the terminal reaches only the launcher.
+                    start_new_session=True,
+                    **how,
+                )
+
+            secret = self._access.secret_options
+            try:
+                self._server = start_concealed(self._command(), secret, environment, start)
+            except ConcealmentRefused as error:
+                if self._access.access_key is not None:
+                    raise StartFailed(
+                        "the access key cannot be kept out of the process list, since this machine "
+                        f"does not allow ptrace ({error}); use mutual TLS (--tls-client-ca) instead"
+                    ) from None
+                self._log(f"local users can read the run's admin key: no ptrace here ({error})")
+                self._server = start([*self._command(), *secret], env=environment)
 
     def _command(self) -> list[str]:
         assert self._ports is not None
-        host = self.config.host
+        servers = self.config.servers
         http_port, grpc_port, metrics_port = self._ports
         backends = self.run_dir / "backends" if self._files.stub else self._files.backends
         return [
@@ -321,17 +344,18 @@ class Runtime:
             f"--backend-directory={backends}",
             "--model-control-mode=explicit",
             *(f"--load-model={model}" for model in self.all_models),
-            f"--http-address={host}",
+            f"--http-address={servers.http}",
             f"--http-port={http_port}",
-            f"--grpc-address={host}",
+            f"--grpc-address={servers.grpc}",
             f"--grpc-port={grpc_port}",
-            f"--metrics-address={host}",
+            f"--metrics-address={servers.metrics}",
             f"--metrics-port={metrics_port}",
             "--allow-gpu-metrics=" + str(os.path.exists("/dev/nvidiactl")).lower(),
             # Regions of killed stubs are never unlinked by Triton; by this name we know them.
             f"--backend-config=python,shm-region-prefix-name={self._region_prefix}",
             # An interactive server always has live sequences, for which Triton would wait.
             "--exit-timeout-secs=1",
+            *self._access.options,
         ]
 
     @property
@@ -374,17 +398,6 @@ class Runtime:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-
-    def _http_ready(self) -> bool:
-        host, port = self.endpoints.http.rsplit(":", 1)
-        connection = http.client.HTTPConnection(host, int(port), timeout=2)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
 
     def _failure(self, what: str) -> StartFailed:
         return StartFailed(f"{what}; the end of {self.log_file}:\n{self.log_tail()}")

@@ -31,6 +31,7 @@ from worldserve.background import Background
 from worldserve.cold import TaskTemplates, announce_model, open_cold_store
 from worldserve.drawing import Drawing
 from worldserve.engine import Engine, Reply
+from worldserve.gate import Gate, Overloaded
 from worldserve.inheritance import Inheritance
 from worldserve.models.protocol import Float, WorldModel
 from worldserve.opening import Opener, provenance_of
@@ -41,6 +42,7 @@ from worldserve.scheduler import Scheduler
 from worldserve.scoring import Bench, ThinkingConfig
 from worldserve.session_store import SessionLimits, SessionStore, capacity
 from worldserve.thinking import Thinking
+from worldserve.upgrade import keep_before_upgrade
 from worldserve.vitals import Vitals
 
 __all__ = ["WorldService"]
@@ -77,6 +79,7 @@ class WorldService:
             horizon=options.default_horizon,
             max_frames=options.max_frames,
             max_pixels=options.max_frame_pixels,
+            max_request_pixels=options.max_request_pixels,
         )
         self._memory = SharedMemory(
             config.hot.directory,
@@ -84,6 +87,8 @@ class WorldService:
             config.hot.eviction,
             on_event=on_event,
         )
+        if config.warm.dir is not None:
+            keep_before_upgrade(Path(config.warm.dir), provenance.hex(), options.keep_previous)
         self._warm = _warm(config, on_event)
         self._trace = Recorder(config.trace.file) if config.trace.file else None
         self.background = Background()
@@ -113,7 +118,7 @@ class WorldService:
             inheritance,
         )
         announce_model(self._memory, spec, provenance)
-        drawing = Drawing(self.cache, trust.frame_radius if trust else _nowhere)
+        drawing = Drawing(self.cache, trust)
         thinking = Thinking(
             Bench(self.model, self.cache, recall, options.probe_batch),
             self.background,
@@ -150,6 +155,7 @@ class WorldService:
             places["warm"] = config.warm.dir
         self._vitals = Vitals(self.cache, self.sessions, places, on_event)
         self._accounts = Accounts(on_event)
+        self._gate = Gate(options.max_waiting, options.max_waiting_of_session)
         self._decoders = ThreadPoolExecutor(2, "decode")
         self._closed = threading.Event()
         self._housekeeper = threading.Thread(
@@ -173,6 +179,11 @@ class WorldService:
     def put(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
         """Have a request answered; `deliver` is called once, also with what is wrong with it."""
         deliver = self._accounts.of(raw, deliver)
+        try:
+            deliver = self._gate.enter(raw, deliver)
+        except Overloaded as error:
+            deliver(error)
+            return
         if "FRAMES_ENCODED" in raw.inputs:
             # Decoding takes milliseconds, in which other sessions' requests must come in.
             self._decoders.submit(self._take_in, raw, deliver)
@@ -296,10 +307,6 @@ def _warm(config: CacheConfig, on_event: Sink) -> WarmTier | None:
         index_bytes=warm.index_bytes,
         on_event=on_event,
     )
-
-
-def _nowhere(stability: float | None = None) -> float:
-    return 0.0
 
 
 def _threads_of_environment() -> int | None:

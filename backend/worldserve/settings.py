@@ -6,17 +6,19 @@ import contextlib
 import os
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ctrlcache.errors import ConfigError
 from worldserve import processes
+from worldserve.access import AccessConfig
 
 __all__ = [
     "ColdStore",
     "Endpoints",
     "RuntimeConfig",
+    "Servers",
     "free_ports",
     "threads_per_instance",
     "usable_cores",
@@ -38,8 +40,23 @@ class ColdStore:
 
 
 @dataclass(frozen=True)
+class Servers:
+    """Addresses listened on, by interface."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.http, self.grpc, self.metrics))
+
+
+@dataclass(frozen=True)
 class RuntimeConfig:
     """Port 0: any free one. warm_dir and objects_dir None: inside the run directory, gone with it.
+
+    host: address of gRPC. http_host, metrics_host: None for the same, but loopback where gRPC has
+    TLS, which neither of them can speak. access: keys and certificates.
 
     cold: "embedded" starts an S3 gateway of this run, "none" goes without, or an external store.
     parameters: settings of the models, `key` for all or `model.key` for one.
@@ -50,6 +67,9 @@ class RuntimeConfig:
     models: tuple[str, ...] = ()
     canary: str = "world_model"
     host: str = "127.0.0.1"
+    http_host: str | None = None
+    metrics_host: str | None = None
+    access: AccessConfig = field(default_factory=AccessConfig)
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
@@ -80,11 +100,39 @@ class RuntimeConfig:
             raise ConfigError(
                 f"cold is {self.cold!r}; expected 'embedded', 'none' or an external store"
             )
-        if self.host not in LOOPBACK:
-            warnings.warn(
-                f"the server listens on {self.host}: whoever reaches this address can use every "
-                "model and load or unload it; Triton has no access control of its own",
-                stacklevel=3,
+        for text in self._exposed():
+            warnings.warn(text, stacklevel=3)
+
+    @property
+    def servers(self) -> Servers:
+        """The addresses that are really listened on."""
+        other = LOOPBACK[0] if self.access.tls is not None else self.host
+        return Servers(self.http_host or other, self.host, self.metrics_host or other)
+
+    def _exposed(self) -> Iterator[str]:
+        """What whoever reaches the machine can do, in words; nothing for loopback."""
+        servers = self.servers
+        if servers.grpc not in LOOPBACK:
+            lacks = [] if self.access.tls is not None else ["TLS (--tls-cert, --tls-key)"]
+            if not self.access.has_key:
+                lacks.append("an access key (--access-key-file)")
+            if lacks:
+                yield (
+                    f"gRPC listens on {servers.grpc} without {' and without '.join(lacks)}: "
+                    "whoever reaches this address can read along or use every model; "
+                    "docs/security.md says how to close it"
+                )
+        if servers.http not in LOOPBACK:
+            use = "" if self.access.has_key else " and, without an access key, use every model"
+            yield (
+                f"HTTP listens on {servers.http}, and Triton's HTTP has no TLS: whoever reaches "
+                f"this address can read along{use}; put a proxy in front that ends TLS "
+                "(docs/security.md)"
+            )
+        if self.access.admin and not {servers.grpc, servers.http} <= set(LOOPBACK):
+            yield (
+                "clients may load models from other addresses (--allow-admin): that is to run any "
+                "code on this machine"
             )
 
 
@@ -112,12 +160,13 @@ def threads_per_instance(instances: int) -> int:
     return max(1, usable_cores() // instances - 1)
 
 
-def free_ports(host: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The wanted ports with each 0 replaced by a free one; ConfigError names one that is taken."""
+def free_ports(hosts: Sequence[str], wanted: Sequence[int]) -> tuple[int, ...]:
+    """The wanted ports, each of its host, with each 0 replaced by a free one; ConfigError names one
+    that is taken."""
     with contextlib.ExitStack() as stack:
         ports = []
         # All held at once, so that no port is handed out twice.
-        for port in wanted:
+        for host, port in zip(hosts, wanted, strict=True):
             held = stack.enter_context(
                 socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             )
@@ -130,4 +179,4 @@ def free_ports(host: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
                     "choose another one (--http-port, --grpc-port, --metrics-port)"
                 ) from None
             ports.append(held.getsockname()[1])
-    return ports[0], ports[1], ports[2]
+    return tuple(ports)

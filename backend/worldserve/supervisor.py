@@ -8,18 +8,25 @@ fails the server is started again; each attempt waits twice as long as the one b
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ctrlcache.errors import CtrlCacheError
-from worldserve.canary import Canary, NoAnswer
 from worldserve.runtime import Runtime
+from worldserve.watch import ModelStatus, Watch, WatchConfig
 
-__all__ = ["GaveUp", "Lost", "Recovered", "Supervisor", "SupervisorConfig", "SupervisorEvent"]
+__all__ = [
+    "Answered",
+    "GaveUp",
+    "Lost",
+    "Recovered",
+    "Status",
+    "Supervisor",
+    "SupervisorConfig",
+    "SupervisorEvent",
+]
 
 
 @dataclass(frozen=True)
@@ -27,8 +34,9 @@ class SupervisorConfig:
     """Seconds, but for the counts.
 
     interval_s: between looks at the processes, which cost nothing. ask_every_s: between canaries. A
-    canary that is late (`deadline_s`) `late_limit` times in a row, while the model finishes no
-    other request either, means that the model hangs. `calm_s` without a loss forgets past attempts.
+    canary that is late (`deadline_s`) `late_limit` times in a row, while its instance finishes no
+    other request either, means that the instance hangs. `calm_s` without a loss forgets past
+    attempts. recover: False only watches, so that readiness is known.
     """
 
     interval_s: float = 1.0
@@ -39,6 +47,11 @@ class SupervisorConfig:
     longest_backoff_s: float = 30.0
     max_attempts: int = 6
     calm_s: float = 60.0
+    recover: bool = True
+
+    @property
+    def watch(self) -> WatchConfig:
+        return WatchConfig(self.ask_every_s, self.deadline_s, self.late_limit)
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,26 @@ class GaveUp:
     attempts: int
 
 
-SupervisorEvent = Lost | Recovered | GaveUp
+@dataclass(frozen=True)
+class Answered:
+    """All canaries of a model were answered; the slowest one took `took_s`."""
+
+    model: str
+    took_s: float
+
+
+SupervisorEvent = Answered | Lost | Recovered | GaveUp
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is true now. reason: why it is not ready, '' where it is. alive: whether there is hope
+    without a restart of everything."""
+
+    ready: bool
+    alive: bool
+    reason: str
+    models: tuple[ModelStatus, ...]
 
 
 class Supervisor:
@@ -84,42 +116,75 @@ class Supervisor:
         self.gave_up = threading.Event()
         self._runtime = runtime
         self._on_event = on_event or (lambda _: None)
-        self._watches: list[_Watch] = []
+        self._watches: list[Watch] = []
         self._attempts = 0
         self._last_loss_s = 0.0
+        self._trouble = "starting"
+        self._started = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
+        """Returns when each model was asked once."""
         self._watches = [
-            _Watch(self._runtime, model, self.config) for model in self._runtime.models
+            Watch(self._runtime, model, self.config.watch) for model in self._runtime.models
         ]
         for watch in self._watches:
             watch.open()
         self._thread.start()
+        self._started = True
+        self._trouble = ""
 
     def stop(self) -> None:
         """Returns at once; a recovery under way ends with the runtime's stop."""
+        self._trouble = self._trouble or "stopping"
         self._closed.set()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
+    def status(self) -> Status:
+        """From any thread, at once: what the canaries said last, and how long ago that was."""
+        models = tuple(watch.status() for watch in self._watches)
+        reason = self._trouble or next((m.reason for m in models if not m.up), "")
+        if not reason and not self._runtime.alive:
+            reason = "the server process ended"
+        watching = not self._started or self._closed.is_set() or self._thread.is_alive()
+        alive = watching and not self.gave_up.is_set()
+        return Status(not reason and alive, alive, reason, models)
+
+    # -- the thread --------------------------------------------------------------------------
+
     def _run(self) -> None:
+        try:
+            self._watch_all()
+        except Exception as error:
+            # Nobody would look after the models any more: that is to be heard.
+            self._give_up("supervisor", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            for watch in self._watches:
+                watch.close()
+
+    def _watch_all(self) -> None:
         while not self._closed.wait(self.config.interval_s):
             for watch in self._watches:
                 reason = watch.check()
-                if reason is not None and not self._closed.is_set():
+                if self._closed.is_set():
+                    return
+                if reason is None:
+                    if watch.took_s is not None:
+                        self._on_event(Answered(watch.model, watch.took_s))
+                elif self.config.recover:
                     self._recover(watch, reason)
-                if self._closed.is_set() or self.gave_up.is_set():
-                    break
-            if self.gave_up.is_set():
-                break
-        for watch in self._watches:
-            watch.close()
+                elif watch.newly_lost:
+                    self._on_event(Lost(watch.model, reason))
+                if self.gave_up.is_set():
+                    return
 
-    def _recover(self, watch: _Watch, reason: str) -> None:
+    def _recover(self, watch: Watch, reason: str) -> None:
         started = time.monotonic()
+        self._trouble = f"{watch.model}: {reason}"
         self._on_event(Lost(watch.model, reason))
         if started - self._last_loss_s > self.config.calm_s:
             self._attempts = 0
@@ -127,8 +192,7 @@ class Supervisor:
         while not self._closed.is_set():
             self._attempts += 1
             if self._attempts > self.config.max_attempts:
-                self.gave_up.set()
-                self._on_event(GaveUp(watch.model, reason, self._attempts - 1))
+                self._give_up(watch.model, reason)
                 return
             if self._attempts > 1:
                 pause = self.config.first_backoff_s * 2 ** (self._attempts - 2)
@@ -145,77 +209,15 @@ class Supervisor:
                         other.open()
             except CtrlCacheError as error:
                 reason = str(error)
+                self._trouble = f"{watch.model}: {reason}"
                 reload_failed = True
                 continue
             self._last_loss_s = time.monotonic()
+            self._trouble = "stopping" if self._closed.is_set() else ""
             self._on_event(Recovered(watch.model, how, self._last_loss_s - started, self._attempts))
             return
 
-
-class _Watch:
-    """One model: as many canaries as instances, which the batcher spreads over them."""
-
-    def __init__(self, runtime: Runtime, model: str, config: SupervisorConfig) -> None:
-        self.model = model
-        self._runtime = runtime
-        self._config = config
-        self._canaries: list[Canary] = []
-        self._late = 0
-        self._finished = 0
-        self._instances = 1
-        self._asked_s = 0.0
-
-    def open(self) -> None:
-        """After each load: new sequences. What is wrong already, the next check finds."""
-        self.close()
-        self._late = 0
-        self._asked_s = time.monotonic()
-        self._instances = self._runtime.instances[self.model]
-        endpoint = self._runtime.endpoints.grpc
-        self._canaries = [Canary(endpoint, self.model) for _ in range(self._instances)]
-        for canary in self._canaries:
-            with contextlib.suppress(NoAnswer):
-                canary.ask(self._config.deadline_s)
-
-    def close(self) -> None:
-        for canary in self._canaries:
-            canary.close()
-
-    def check(self) -> str | None:
-        """None while the model is well, else what is wrong."""
-        if not self._runtime.alive:
-            return "the server process ended"
-        stubs = len(self._runtime.stubs(self.model))
-        if stubs < self._instances:
-            return f"{self._instances - stubs} of {self._instances} stub processes ended"
-        if time.monotonic() - self._asked_s < self._config.ask_every_s and not self._late:
-            return None
-        self._asked_s = time.monotonic()
-        try:
-            for canary in self._canaries:
-                canary.ask(self._config.deadline_s)
-        except NoAnswer as error:
-            if not error.late:
-                return str(error)
-            finished = self._count_finished()
-            self._late = (
-                1 if finished is not None and finished != self._finished else self._late + 1
-            )
-            self._finished = finished or 0
-            if self._late >= self._config.late_limit:
-                return f"no answer within {self._config.deadline_s:g} s, {self._late} times"
-            return None
-        self._late = 0
-        return None
-
-    def _count_finished(self) -> int | None:
-        """Requests the model has finished, successful or not: it is not hung while this grows."""
-        import tritonclient.grpc as grpcclient
-
-        try:
-            with grpcclient.InferenceServerClient(self._runtime.endpoints.grpc) as client:
-                statistics: Any = client.get_inference_statistics(self.model, client_timeout=5)
-            stats = statistics.model_stats[0].inference_stats
-            return int(stats.success.count) + int(stats.fail.count)
-        except grpcclient.InferenceServerException:
-            return None
+    def _give_up(self, model: str, reason: str) -> None:
+        self._trouble = f"{model}: {reason}"
+        self.gave_up.set()
+        self._on_event(GaveUp(model, reason, max(0, self._attempts - 1)))

@@ -24,6 +24,7 @@ from ctrlcache.shared import SharedMemory
 from worldserve import logs
 from worldserve.cold import ColdStep
 from worldserve.engine import Abandonment, Reply
+from worldserve.gate import Overloaded
 from worldserve.logs import fields
 from worldserve.metrics import TritonSink, triton_metrics
 from worldserve.options import ServeOptions
@@ -42,6 +43,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (InvalidInput, "INVALID_ARG"),
     (SessionNotFound, "NOT_FOUND"),
     (SessionsFull, "UNAVAILABLE"),
+    (Overloaded, "UNAVAILABLE"),
     (SessionConflict, "UNAVAILABLE"),
     (TierUnavailable, "UNAVAILABLE"),
     (Abandonment, "CANCELLED"),
@@ -66,7 +68,8 @@ class TritonWorldModel:
         )
         self._closing = threading.Lock()
         self._closed = False
-        self._watch = StopWatch(self._close)
+        self._answered = 0
+        self._watch = StopWatch(self._close, finished=lambda: self._answered)
         pb_utils.Logger.log_info(self._service.description)
 
     def execute(self, requests: list[Any]) -> None:
@@ -79,7 +82,11 @@ class TritonWorldModel:
                 _log.exception("a request cannot be read")
                 _send(sender, error)
             else:
-                self._service.put(raw, partial(_send, sender))
+                self._service.put(raw, partial(self._answer, sender))
+
+    def _answer(self, sender: Any, result: Reply | Exception) -> None:
+        _send(sender, result)
+        self._answered += 1  # from several threads: one that is lost does no harm
 
     def finalize(self) -> None:
         self._close()

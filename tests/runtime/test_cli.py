@@ -39,7 +39,7 @@ class Up:
     """A `ctrlcache up` on free ports, over the tiny repository."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        arguments = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+        arguments = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--health-port=0"]
         arguments += [f"--model-repository={REPOSITORY}", f"--run-dir={directory / 'run'}"]
         arguments += [f"--warm-dir={directory / 'warm'}", f"--objects-dir={directory / 'objects'}"]
         self.directory = directory

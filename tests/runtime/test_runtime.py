@@ -191,7 +191,7 @@ def test_taken_port_is_named():
 
 def test_other_addresses_than_loopback_warn():
     """Listening where others can reach it is possible, but not silent."""
-    with pytest.warns(UserWarning, match="no access control"):
+    with pytest.warns(UserWarning, match="without TLS"):
         RuntimeConfig(REPOSITORY, host="0.0.0.0")
 
 

@@ -15,7 +15,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from worldserve.runtime import Runtime
-from worldserve.supervisor import GaveUp, Lost, Recovered, Supervisor, SupervisorConfig
+from worldserve.supervisor import Answered, GaveUp, Lost, Recovered, Supervisor, SupervisorConfig
 
 pytestmark = pytest.mark.server
 
@@ -23,6 +23,12 @@ QUICK = SupervisorConfig(interval_s=0.2, ask_every_s=0.2, deadline_s=2.0, first_
 
 
 class Events(queue.Queue):  # type: ignore[type-arg]
+    """What happened beside canaries that were answered."""
+
+    def take(self, event: object) -> None:
+        if not isinstance(event, Answered):
+            self.put(event)
+
     def next(self, kind: type, within_s: float = 40) -> object:
         event = self.get(timeout=within_s)
         assert isinstance(event, kind), event
@@ -37,7 +43,7 @@ def supervise() -> Iterator[Callable[..., tuple[Supervisor, Events]]]:
             runtime: Runtime, config: SupervisorConfig = QUICK
         ) -> tuple[Supervisor, Events]:
             events = Events()
-            supervisor = Supervisor(runtime, config, events.put)
+            supervisor = Supervisor(runtime, config, events.take)
             supervisor.start()
             stack.callback(supervisor.join, 30)
             stack.callback(supervisor.stop)

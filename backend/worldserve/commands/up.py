@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ctrlcache.errors import ConfigError, CtrlCacheError
-from worldserve.runtime import ColdStore, Runtime, RuntimeConfig
-from worldserve.settings import threads_per_instance
-from worldserve.supervisor import GaveUp, Lost, Recovered, Supervisor, SupervisorEvent
+from ctrlcache.errors import ConfigError
+from worldserve.access import ACCESS_KEY_VARIABLE, AccessConfig, Tls
+from worldserve.backups import BackupConfig, duration_s
+from worldserve.commands.serving import ServingConfig, serve
+from worldserve.runtime import ColdStore, RuntimeConfig
+from worldserve.supervisor import SupervisorConfig
 from worldserve.validate import Finding, Needs, passed, validate
 
 __all__ = ["size_bytes", "up", "validate_env"]
+
+Made = TypeVar("Made")
 
 DEFAULT_HOT_BYTES = "2GiB"
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]FAIL[/]"}
 
 Repository = Annotated[Path, typer.Option(help="Model repository; it is never written to.")]
 Host = Annotated[
-    str, typer.Option(help="Address to listen on. Others than loopback are open to all.")
+    str, typer.Option(help="Address to listen on; others than loopback want TLS and an access key.")
 ]
 HttpPort = Annotated[int, typer.Option(min=0, max=65535, help="HTTP; 0 is any free port.")]
 GrpcPort = Annotated[int, typer.Option(min=0, max=65535, help="gRPC; 0 is any free port.")]
@@ -86,6 +86,46 @@ def up(
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 8001,
     metrics_port: MetricsPort = 8002,
+    http_host: Annotated[
+        str | None,
+        typer.Option(help="Address of HTTP (default: --host, or loopback where gRPC has TLS)."),
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of the metrics (default: as for HTTP).")
+    ] = None,
+    health_host: Annotated[
+        str | None, typer.Option(help="Address of /ready and /live (default: --host).")
+    ] = None,
+    health_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of /ready and /live; 0 is any free port.")
+    ] = 8003,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM certificate of the gRPC endpoint.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its PEM key, mode 0600.")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM certificate of the CA that must have signed a client's (mutual)."),
+    ] = None,
+    access_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File, mode 0600, of the key that clients must send; or the variable "
+            f"{ACCESS_KEY_VARIABLE}."
+        ),
+    ] = None,
+    allow_shared_memory: Annotated[
+        bool, typer.Option("--allow-shared-memory", help="Clients may register shared memory.")
+    ] = False,
+    allow_admin: Annotated[
+        bool,
+        typer.Option("--allow-admin", help="Clients may load models, and set tracing and logging."),
+    ] = False,
+    backup_dir: Annotated[
+        Path | None, typer.Option(help="Back the warm tier up here, by the clock.")
+    ] = None,
+    backup_every: Annotated[str, typer.Option(help="Time between backups, as 12h or 1d.")] = "1d",
+    backup_keep: Annotated[int, typer.Option(min=1, help="Backups that are kept.")] = 7,
     run_dir: Annotated[
         Path | None, typer.Option(help="Logs and laid-out files; kept when given.")
     ] = None,
@@ -95,6 +135,9 @@ def up(
             help="Append what is asked of the cache and stored to this file, for replays."
         ),
     ] = None,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="Attempts to bring a model back before giving up.")
+    ] = SupervisorConfig.max_attempts,
     supervise: Annotated[bool, typer.Option(help="Bring a dead or hung model back.")] = True,
     check: Annotated[bool, typer.Option(help="Look at the machine first (validate-env).")] = True,
 ) -> None:
@@ -113,6 +156,14 @@ def up(
             model_repository=model_repository,
             models=tuple(model or ()),
             host=host,
+            http_host=http_host,
+            metrics_host=metrics_host,
+            access=AccessConfig(
+                access_key_file,
+                _tls(tls_cert, tls_key, tls_client_ca),
+                allow_shared_memory,
+                allow_admin,
+            ),
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
@@ -124,7 +175,18 @@ def up(
             run_dir=run_dir.resolve() if run_dir is not None else None,
         )
 
-    config = _configure(configure, console)
+    config, serving = _configure(
+        lambda: (
+            configure(),
+            ServingConfig(
+                SupervisorConfig(max_attempts=attempts, recover=supervise),
+                health_host or host,
+                health_port,
+                _backups(backup_dir, backup_every, backup_keep),
+            ),
+        ),
+        console,
+    )
     if check:
         findings = list(validate(_needs(config)))
         if not passed(findings):
@@ -135,21 +197,7 @@ def up(
                 console.print(
                     f"{_MARKS['warn']} {finding.check}: {finding.found}. {escape(finding.cure)}"
                 )
-    runtime = Runtime(config, log=console.print)
-    with _Signals() as signals:
-        try:
-            with console.status("starting the server and its models ..."):
-                runtime.start()
-            signals.starting = False
-        except CtrlCacheError as error:
-            console.print(f"[red]not started:[/] {escape(str(error))}", highlight=False)
-            raise typer.Exit(1) from None
-        except _Stop:
-            runtime.stop()
-            console.print("stopped while starting, nothing left behind")
-            raise typer.Exit(130) from None
-        code = _serve(runtime, console, signals, supervise)
-    raise typer.Exit(code)
+    raise typer.Exit(serve(config, serving, console))
 
 
 def validate_env(
@@ -198,107 +246,11 @@ def size_bytes(text: str) -> int:
     )
 
 
-# -- serving -----------------------------------------------------------------------------------
-
-
-class _Stop(BaseException):
-    """A signal that came while starting."""
-
-
-class _Signals:
-    """SIGINT, SIGTERM and SIGHUP: while starting they interrupt, later they set `stop`."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-        self.starting = True
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Only the first one interrupts: the clean-up that it causes must not be interrupted.
-        interrupt = self.starting and not self.stop.is_set()
-        self.stop.set()
-        if interrupt:
-            raise _Stop
-
-
-def _serve(runtime: Runtime, console: Console, signals: _Signals, supervise: bool) -> int:
-    """Until a signal comes or the supervisor gives up; the exit status."""
-    supervisor = Supervisor(runtime, on_event=lambda event: _tell(console, event))
-    try:
-        _announce(runtime, console)
-        if supervise:
-            supervisor.start()
-        while not signals.stop.wait(0.2):
-            if supervisor.gave_up.is_set() or not (supervise or runtime.alive):
-                break
-    finally:
-        began = time.monotonic()
-        supervisor.stop()
-        runtime.stop()
-    console.print(f"stopped in {time.monotonic() - began:.1f} s, nothing left behind")
-    return 0 if signals.stop.is_set() else 1
-
-
-def _announce(runtime: Runtime, console: Console) -> None:
-    """What was started, and where."""
-    config, endpoints = runtime.config, runtime.endpoints
-    count = runtime.instances[runtime.canary_model]
-    table = Table.grid(padding=(0, 2))
-    rows = {
-        "server": f"tritonserver ({runtime.server_version}), process {runtime.server_pid}",
-        "models": ", ".join(runtime.all_models),
-        "instances": f"{count}, {threads_per_instance(count)} threads each",
-        "gRPC": endpoints.grpc,
-        "HTTP": f"http://{endpoints.http}",
-        "metrics": f"http://{endpoints.metrics}/metrics",
-    }
-    if endpoints.gateway:
-        rows["S3 gateway"] = f"{endpoints.gateway} (objects in {config.objects_dir})"
-    elif isinstance(config.cold, ColdStore):
-        rows["object store"] = config.cold.endpoint
-    rows |= {
-        "warm tier": str(config.warm_dir),
-        "shared memory": str(runtime.shm_dir),
-        "logs": str(runtime.log_file.parent),
-    }
-    for name, value in rows.items():
-        table.add_row(f"[bold]{name}[/]", value)
-    console.print(table)
-    console.print(f"{runtime.canary_model} answers. Ctrl-C stops everything.")
-
-
-def _tell(console: Console, event: SupervisorEvent) -> None:
-    clock = time.strftime("%H:%M:%S")
-    match event:
-        case Lost(model, reason):
-            console.print(f"{clock} [yellow]{model} lost:[/] {escape(reason)}", highlight=False)
-        case Recovered(model, how, took_s, attempt):
-            console.print(
-                f"{clock} [green]{model} is back[/] after {took_s:.1f} s by {how}, "
-                f"attempt {attempt}",
-                highlight=False,
-            )
-        case GaveUp(model, reason, attempts):
-            console.print(
-                f"{clock} [bold red]{model} does not come back after {attempts} attempts; "
-                f"the server stops.[/] {escape(reason)}",
-                highlight=False,
-            )
-
-
 # -- options -------------------------------------------------------------------------------------
 
 
-def _configure(make: Callable[[], RuntimeConfig], console: Console) -> RuntimeConfig:
+def _configure(make: Callable[[], Made], console: Console) -> Made:
+    """What `make` makes, its warnings printed; a ConfigError ends the program."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -319,6 +271,22 @@ def _settings(pairs: list[str]) -> dict[str, str]:
             raise ConfigError(f"--set {pair!r}; expected key=value or model.key=value")
         parsed[key] = value
     return parsed
+
+
+def _tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> Tls | None:
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("TLS needs both --tls-cert and --tls-key")
+    return Tls(
+        certificate.resolve(), key.resolve(), client_ca.resolve() if client_ca is not None else None
+    )
+
+
+def _backups(directory: Path | None, every: str, keep: int) -> BackupConfig | None:
+    if directory is None:
+        return None
+    return BackupConfig(directory.resolve(), duration_s(every), keep)
 
 
 def _cold(wanted: bool, endpoint: str | None, tls: bool, file: Path | None) -> ColdStore | str:
