@@ -80,7 +80,9 @@ def answers(latencies, **changes):
 
 
 def played(name, *sessions):
-    return Played(name, [{"answers": rows, "cpu_s": 1.0, "bytes": {"hot": 5.0}} for rows in sessions])
+    return Played(
+        name, [{"answers": rows, "cpu_s": 1.0, "bytes": {"hot": 5.0}} for rows in sessions]
+    )
 
 
 def test_a_score_counts_what_is_there():

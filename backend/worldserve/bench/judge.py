@@ -13,7 +13,7 @@ from ctrlcache.scores import relative_error
 from worldserve.bench.wire import Reply
 from worldserve.bench.workload import Controls, Pixels
 
-__all__ = ["Judgement", "contradiction", "judge", "psnr_db", "ssim"]
+__all__ = ["Judgement", "contradiction", "from_truth", "judge", "psnr_db", "ssim"]
 
 _GRIPPER, _OBJECT, _FLAGS = slice(0, 3), slice(4, 7), slice(7, 9)
 #: Two answers contradict each other where a moved object is this far from itself.
@@ -44,6 +44,14 @@ def judge(reply: Reply, uncached: Reply, scale: Controls) -> Judgement:
         psnr_db=psnr_db(reply.frames, uncached.frames),
         ssim=ssim(reply.frames, uncached.frames),
     )
+
+
+def from_truth(reply: Reply, truth: Controls) -> dict[str, float]:
+    """Distances (cm) of the last predicted frame's gripper and object from the simulator's (P,)."""
+    return {
+        "gripper_off_cm": _apart_cm(reply.physics, truth[None], _GRIPPER),
+        "object_off_cm": _apart_cm(reply.physics, truth[None], _OBJECT),
+    }
 
 
 def _apart_cm(physics: Controls, other: Controls, part: slice) -> float:

@@ -140,15 +140,17 @@ def _latency_table(report: SuiteReport) -> list[str]:
 
 def _quality_table(report: SuiteReport) -> list[str]:
     lines = [
-        "| rival | over bound | operation right | gripper cm, mean (p95) | object cm | PSNR dB | "
-        "SSIM | contradictions | CPU s | MB |",
-        "|---" * 10 + "|",
+        "| rival | over bound | operation right | gripper off truth, cm | object off | gripper "
+        "moved by the cache, cm, mean (p95) | object | PSNR dB | SSIM | contradictions | CPU s | "
+        "MB |",
+        "|---" * 12 + "|",
     ]
     for name, one in report.scores.items():
         right = "" if one.operation_right is None else f"{one.operation_right:.1%}"
         stored = sum(one.bytes.values()) / 1e6
         lines.append(
             f"| {_label(name)} | {one.over_bound:.1%} | {right} | "
+            f"{_number(one.gripper_off_cm)} | {_number(one.object_off_cm)} | "
             f"{one.change_gripper_cm[0]:.3f} ({one.change_gripper_cm[1]:.3f}) | "
             f"{one.change_object_cm[0]:.3f} ({one.change_object_cm[1]:.3f}) | "
             f"{'' if one.psnr_db is None else f'{one.psnr_db:.1f}'} | "
@@ -156,6 +158,10 @@ def _quality_table(report: SuiteReport) -> list[str]:
             f"{one.cpu_s:.0f} | {stored:.0f} |"
         )
     return lines
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _label(name: str) -> str:

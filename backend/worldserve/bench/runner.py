@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from worldserve.bench.judge import contradiction, judge
+from worldserve.bench.judge import contradiction, from_truth, judge
 from worldserve.bench.rivals import RIVALS, Play, Rival
 from worldserve.bench.stores import DictStore, Store, redis_server
+from worldserve.bench.timeline import Timeline
+from worldserve.bench.truth import Truths
 from worldserve.bench.wire import Reply
 from worldserve.bench.workload import Action, Clip, Controls
 from worldserve.processes import run_processes
@@ -67,6 +69,7 @@ class Plan:
     logits: int = 9
     max_error: float = 0.02
     drain: bool = False
+    truths: Truths | None = None
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -123,6 +126,7 @@ def _play(
     replies: list[Reply] = []
     earlier: dict[tuple[Any, ...], Controls] = {}
     places = _places(session)
+    truth = None if plan.truths is None else plan.truths.of(session.clip, session.actions)
     for action in session.actions:
         if not action.asks:
             play.watch(action)
@@ -132,6 +136,8 @@ def _play(
             number = len(replies)
             if uncached is not None:
                 row |= asdict(judge(reply, uncached.reply(number), plan.scale))
+            if truth is not None:
+                row |= from_truth(reply, truth[number])
             cell = (places[number], *np.round(np.array(action.control) / _CELL).astype(int))
             row["contradicts"] = cell in earlier and contradiction(reply.physics, earlier[cell])
             earlier.setdefault(cell, reply.physics)
@@ -168,8 +174,6 @@ def _row(action: Action, reply: Reply, session: Session, plan: Plan) -> dict[str
 
 def _places(session: Session) -> list[bytes]:
     """For each question, the digest of the context it was asked in."""
-    from worldserve.bench.timeline import Timeline
-
     timeline, places = Timeline(), []
     for action in session.actions:
         if action.mode != "advance":

@@ -73,6 +73,7 @@ class Played:
 class Score:
     """Of one rival on one suite. hits: share by tier; approximate: share of all answers.
 
+    gripper_off_cm, object_off_cm: mean distance from the simulator's truth, None where unknown.
     over_bound: of the approximate answers, those whose error is over the stated bound.
     operation_right: share of answers, None where the model has no operations. change_*: mean and
     95th percentile of the difference to the uncached answers. psnr_db, ssim: median of approximate
@@ -91,6 +92,8 @@ class Score:
     misses: float
     misses_absolute: float
     operation_right: float | None
+    gripper_off_cm: float | None
+    object_off_cm: float | None
     change_gripper_cm: tuple[float, float]
     change_object_cm: tuple[float, float]
     psnr_db: float | None
@@ -129,6 +132,8 @@ def score(played: Played, deadline_ms: float, deadline_absolute_ms: float) -> Sc
         misses=float((latency > deadline_ms).mean()),
         misses_absolute=float((latency > deadline_absolute_ms).mean()),
         operation_right=_mean(right),
+        gripper_off_cm=_mean([a["gripper_off_cm"] for a in answers if "gripper_off_cm" in a]),
+        object_off_cm=_mean([a["object_off_cm"] for a in answers if "object_off_cm" in a]),
         change_gripper_cm=_mean_p95([a["gripper_cm"] for a in judged]),
         change_object_cm=_mean_p95([a["object_cm"] for a in judged]),
         psnr_db=_median([a["psnr_db"] for a in drawn]),

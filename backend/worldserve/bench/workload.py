@@ -29,6 +29,7 @@ _REACH = 0.9
 class Clip:
     """A test clip. frames (T, h, w, 3); controls (T - 1, 4), each applied between two frames;
     physics (T, P): the simulator's truth. other: the same moments from another camera, if any.
+    number: of the episode in its operation, by which a simulator replays it; -1 where none can.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Clip:
     view: str = "front"
     other: Pixels | None = field(default=None, repr=False)
     other_view: str = ""
+    number: int = -1
 
 
 @dataclass(frozen=True)

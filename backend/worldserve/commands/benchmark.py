@@ -24,6 +24,7 @@ from worldserve.bench.rivals import RIVALS
 from worldserve.bench.runner import REFERENCE, Plan, Session, play_rival
 from worldserve.bench.scoreboard import DEADLINES_S, load_played, scaled_deadline_ms, score
 from worldserve.bench.stores import redis_missing
+from worldserve.bench.truth import Truths
 from worldserve.bench.workload import HABITS, act
 
 __all__ = ["benchmark"]
@@ -129,7 +130,8 @@ def _plan(repository: Path, work: Path, max_error: float, drain: bool) -> Plan:
     scale = np.asarray(raw["statistics"]["state_scale"], np.float32)
     operations = tuple(raw["network"]["operations"])
     first = int(raw["network"]["state"]["operations"][0])
-    return Plan(repository, work, scale, operations, first, max_error, drain)
+    truths = Truths(work.parent / "truth")
+    return Plan(repository, work, scale, operations, first, max_error, drain, truths)
 
 
 def _run_name(settings: dict[str, Any], quick: bool) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import zstandard
@@ -24,11 +25,11 @@ from worldserve.data.dataset import Clip
 from worldserve.data.episode import Simulator, open_simulator
 from worldserve.data.suites import Operation, Suite, get_suite
 
-__all__ = ["CLIPS", "SuiteClip", "clip_plan", "load_suite_clips", "pack_suite_clips"]
+__all__ = ["CLIPS", "SEED", "SuiteClip", "clip_plan", "load_suite_clips", "pack_suite_clips"]
 
-#: where packs lie, from the root of the repository
+#: where packs lie, from the root of the repository; the seed of all their episodes
 CLIPS = Path("benchmarks/clips")
-_SEED = 40_000
+SEED = 40_000
 _QUALITY = (19, 23)  # constant rate factor of each view
 _LARGEST = 1 << 31  # bytes of one clip's frames; more is no pack of ours
 
@@ -76,7 +77,7 @@ def pack_suite_clips(
     simulators: dict[str, Simulator] = {}
     for number, (name, operation, index) in enumerate(clip_plan(suite)):
         simulator = simulators.setdefault(operation.name, open_simulator(suite, operation))
-        episode = simulator.episode(_SEED, index, suite.clip_frames)
+        episode = simulator.episode(SEED, index, suite.clip_frames)
         arrays[f"controls_{number}"] = episode.controls
         arrays[f"physics_{number}"] = episode.physics
         codecs = []
@@ -89,7 +90,7 @@ def pack_suite_clips(
     for simulator in simulators.values():
         simulator.close()
     shape = [suite.clip_frames, suite.frame_px, suite.frame_px, 3]
-    index_row = {"suite": suite.name, "seed": _SEED, "shape": shape, "clips": rows}
+    index_row = {"suite": suite.name, "seed": SEED, "shape": shape, "clips": rows}
     arrays["index"] = np.array(json.dumps(index_row))
     target.mkdir(parents=True, exist_ok=True)
     path = target / f"{suite.name}.npz"
@@ -149,7 +150,7 @@ def load_suite_clips(
                     )
                 )
             return made
-    except (KeyError, ValueError, IndexError, OSError, zstandard.ZstdError) as error:
+    except (KeyError, ValueError, IndexError, OSError, BadZipFile, zstandard.ZstdError) as error:
         raise InvalidInput(f"{path} is no pack of clips of {suite!r}: {error}") from error
 
 
