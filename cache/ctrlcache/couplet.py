@@ -205,23 +205,26 @@ def decode_parts(
         # Assigned at once: the constructor of a frozen class sets field by field through a call
         # each, a tenth of the time of a look-up.
         couplet = object.__new__(Couplet)
-        couplet.__dict__.update(
-            space=space,
-            plan=arrays[_PLAN],
-            states=arrays[_STATES],
-            tokens=_restore_floats(arrays, _TOKENS, _TOKENS_SCALE) if _TOKENS in arrays else None,
-            slice=_restore_floats(arrays, _SLICE, _SLICE_SCALE) if _SLICE in arrays else None,
-            frames=_restore_frames(arrays) if flags & _HAS["frames"] else None,
-            jacobian=arrays.get(_JACOBIAN),
-            stability=stability,
-            transferability=transferability,
-            curvature=curvature,
-            radius=radius,
-            cost_ms=cost_ms,
-            created_s=created_s,
-            lineage=meta[_META.size :].decode(),
-            lossy=bool(flags & _LOSSY),
-        )
+        values = {
+            "space": space,
+            "plan": arrays[_PLAN],
+            "states": arrays[_STATES],
+            "tokens": _restore_floats(arrays, _TOKENS, _TOKENS_SCALE)
+            if _TOKENS in arrays
+            else None,
+            "slice": _restore_floats(arrays, _SLICE, _SLICE_SCALE) if _SLICE in arrays else None,
+            "frames": _restore_frames(arrays) if flags & _HAS["frames"] else None,
+            "jacobian": arrays.get(_JACOBIAN),
+            "stability": stability,
+            "transferability": transferability,
+            "curvature": curvature,
+            "radius": radius,
+            "cost_ms": cost_ms,
+            "created_s": created_s,
+            "lineage": meta[_META.size :].decode(),
+            "lossy": flags & _LOSSY != 0,
+        }
+        object.__setattr__(couplet, "__dict__", values)
     except (KeyError, ValueError, struct.error) as error:
         raise CorruptRecord(f"record does not hold a couplet: {error}") from error
     return couplet, _held(flags)
@@ -265,8 +268,10 @@ def _floats(array: NDArray[np.float32], code: int, scale_code: int, stored: bool
 
 def _restore_floats(
     arrays: dict[int, NDArray[Any]], code: int, scale_code: int
-) -> NDArray[np.float32]:
-    values = arrays[code]
+) -> NDArray[np.float32] | None:
+    values = arrays.get(code)
+    if values is None:
+        return None
     if values.dtype == np.int8:
         floats = values.astype(np.float32)
         floats *= arrays[scale_code]

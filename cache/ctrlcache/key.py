@@ -36,6 +36,8 @@ __all__ = [
 
 DIGEST_BYTES = 16
 _ZERO = np.float32(0.0)
+_MINUS = b"\0\0\0\x80"  # a negative zero, little-endian
+_FLOAT = np.dtype("<f4")
 _COUPLET = b"couplet"
 _LENGTHS = struct.Struct("<QQ").pack
 _LENGTH = struct.Struct("<Q").pack
@@ -133,12 +135,17 @@ def couplet_id(space: bytes, plan: ArrayLike) -> bytes:
 def plan_key(space: bytes, plan: ArrayLike) -> tuple[bytes, bool]:
     """(id of the couplet for `plan` (H, C) in `space`, whether the plan is held)."""
     # Here, where every look-up begins, without `digest`: the parts before the last have one length.
-    canonical = canonical_control(plan)
-    if canonical.ndim != 2 or not canonical.size:
-        raise InvalidInput(f"plan must have shape (H, C), got {canonical.shape}")
-    content = canonical.tobytes()
-    steps = len(canonical)
-    held = content == content[: len(content) // steps] * steps
+    array = np.asarray(plan, _FLOAT, "C")
+    if array.ndim != 2 or not array.size:
+        raise InvalidInput(f"plan must have shape (H, C), got {array.shape}")
+    steps = len(array)
+    content = array.tobytes()
+    step = content[: len(content) // steps]
+    held = content == step * steps
+    # One control, held, finite and without anything like a negative zero, is canonical as it is.
+    if not held or _MINUS in step or not math.isfinite(sum(memoryview(step).cast("f"))):
+        content = canonical_control(array).tobytes()
+        held = content == content[: len(step)] * steps
     joined = _COUPLET + space + _LENGTHS(steps, len(content)) + content
     return blake2b(joined, digest_size=DIGEST_BYTES).digest(), held
 

@@ -58,7 +58,7 @@ class Query:
     session: str = ""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: that would be half a microsecond of each look-up
 class Hit:
     """An answer. states (H, S): for the plan that was asked for. couplet: as stored, with the
     fields that were read (`CoupletCache.fetch` reads more); has: all fields it holds. tier: `hot`,
@@ -131,7 +131,9 @@ class CoupletCache:
             if hit is not None:
                 self.upkeep.promote(hit.couplet.id)
                 self.upkeep.prefetch(query.space, query.plan[0])
-        self._note(id if hit is None else hit.couplet.id, "couplet", hit is not None, query.session)
+        if self._trace is not None:
+            id = id if hit is None else hit.couplet.id
+            self._note(id, "couplet", hit is not None, query.session)
         return hit
 
     def _note(self, id: bytes, kind: str, hit: bool, session: str = "") -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -102,6 +104,26 @@ def test_controls_must_be_finite(bad: float) -> None:
 def test_large_finite_controls_are_accepted() -> None:
     """A sum that overflows does not make finite controls infinite."""
     assert key.slice_id(b"c", np.full(4, 3e38)) != key.slice_id(b"c", np.full(4, 2e38))
+
+
+_NUMBERS = st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 2.0**-149, 128.0]))
+
+
+@given(st.lists(_NUMBERS, min_size=1, max_size=4), st.integers(1, 5), st.booleans())
+def test_a_plan_is_named_by_its_numbers(step: list[float], steps: int, varied: bool) -> None:
+    """However it is looked at, a plan has the name of its canonical numbers, is held where all
+    steps are equal (0.0 and -0.0 are), and is refused where a number is not finite."""
+    plan = np.tile(np.array(step, np.float32), (steps, 1))
+    if varied:
+        plan[-1] = -plan[-1]
+    if not np.isfinite(plan).all():
+        with pytest.raises(InvalidInput, match="finite"):
+            key.plan_key(b"s" * 16, plan)
+        return
+    canonical = np.where(plan == 0, np.float32(0), plan)
+    lengths = struct.pack("<QQ", steps, canonical.nbytes)
+    named = hashlib.blake2b(b"couplet" + b"s" * 16 + lengths + canonical.tobytes(), digest_size=16)
+    assert key.plan_key(b"s" * 16, plan) == (named.digest(), bool((plan == plan[0]).all()))
 
 
 def test_held_plans() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -39,7 +39,7 @@ FORMAT = b"ctrlcache-hot-2"
 _BATCH_BYTES = 8 << 20  # of a put, per transaction
 _SCAN_BATCH = 256
 _HEAD_BYTES = 1024
-_MAX_NOTED = 65536
+_MOST_NOTED = 65_536
 _ENTRY = struct.Struct(f"<{DIGEST_BYTES}sdddd")  # then the control
 
 
@@ -75,8 +75,7 @@ class HotTier:
         self._entries = env.open_db(b"entries")
         self._index = ControlHashIndex(env, "hot")
         self.ledger = Ledger(env, limit_bytes, policy(eviction), now, self._take_out)
-        self._noted: dict[bytes, int] = {}
-        self._noted_lock = threading.Lock()
+        self._noted: deque[bytes] = deque(maxlen=_MOST_NOTED)
         with env.begin(write=True) as txn:
             found = self.ledger.meta(txn, b"format", FORMAT)
             if found != FORMAT:
@@ -258,16 +257,15 @@ class HotTier:
 
     def touch(self, ids: Iterable[bytes]) -> None:
         """Note a use. Kept in this process until the next write, so that reading never writes."""
-        with self._noted_lock:
-            for id in ids:
-                self._noted[id] = self._noted.get(id, 0) + 1
-            while len(self._noted) > _MAX_NOTED:
-                self._noted.pop(next(iter(self._noted)))
+        self._noted.extend(ids)
 
     def flush_touches(self) -> None:
         """Write the noted uses."""
-        with self._noted_lock:
-            noted, self._noted = self._noted, {}
+        noted: dict[bytes, int] = {}
+        with contextlib.suppress(IndexError):  # empty; another thread may be emptying it, too
+            while True:
+                id = self._noted.popleft()
+                noted[id] = noted.get(id, 0) + 1
         if noted:
             self._transact(lambda txn: self.ledger.touched(txn, noted))
 
