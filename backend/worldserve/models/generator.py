@@ -58,15 +58,26 @@ class Generator(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, last: Tensor, tokens: Tensor) -> Tensor:
         """End point of the flow (M, 3, px, px) from x and last alike, t (M,), tokens (M, N, D)."""
+        h, condition, skips = self.enter(x, t, last, tokens)
+        for block in self.blocks:
+            h = block(h, condition)
+        return self.leave(h, skips, last)
+
+    def enter(
+        self, x: Tensor, t: Tensor, last: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """What the blocks take: (h (M, grid * grid, D), condition (M, D)); and what `leave` does."""
         frequency = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         phase = t[:, None] * frequency
         condition = F.silu(self.time_in(torch.cat((phase.sin(), phase.cos()), -1)))
         fine, middle, coarse = self.stem(torch.cat((x, last), 1))
-        M, D = coarse.shape[:2]
         h = coarse.flatten(2).transpose(1, 2) + self.position  # (M, grid * grid, D)
-        h = h + self.tokens_in(tokens[:, : self.grid**2])
-        for block in self.blocks:
-            h = block(h, condition)
+        return h + self.tokens_in(tokens[:, : self.grid**2]), condition, (fine, middle)
+
+    def leave(self, h: Tensor, skips: tuple[Tensor, Tensor], last: Tensor) -> Tensor:
+        """From what the blocks have made to the end point of the flow."""
+        fine, middle = skips
+        M, _, D = h.shape
         h = channels_last(self.norm(h).transpose(1, 2).reshape(M, D, self.grid, self.grid))
         h = F.interpolate(F.silu(self.up1(h)), scale_factor=2.0)
         h = F.interpolate(F.silu(self.norm2(self.up2(torch.cat((h, middle), 1)))), scale_factor=2.0)
