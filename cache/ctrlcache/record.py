@@ -38,6 +38,8 @@ _PACKING = zstandard.ZstdCompressionParameters.from_level(
 )
 PLAIN, ZSTD = 0, 1
 MAX_DIMENSIONS = 6
+#: Of one array; none of a couplet is larger. A few kilobytes of zstd may announce gigabytes.
+MAX_SECTION_BYTES = 1 << 28
 
 _HEAD = struct.Struct("<4sHHHHIQ16s")
 _SECTION = struct.Struct("<BBBBIIIQ6I")
@@ -98,9 +100,9 @@ def pack(
                 f"expected one of {', '.join(_DTYPES)} with at most {MAX_DIMENSIONS}"
             )
         raw = array.astype(little, copy=False).tobytes()
-        if len(raw) >= 1 << 32:
+        if len(raw) > MAX_SECTION_BYTES:
             raise InvalidInput(
-                f"cannot store an array of {len(raw)} bytes; expected less than 4 GiB"
+                f"cannot store an array of {len(raw)} bytes; one holds at most {MAX_SECTION_BYTES}"
             )
         body, codec = raw, PLAIN
         if section.compress and raw:
@@ -239,6 +241,8 @@ def owner_of(data: Buffer) -> bytes:
 def _decompressed(body: Body, codec: int, raw: int) -> bytes:
     if codec != ZSTD:
         raise CorruptRecord(f"unknown codec {codec}")
+    if raw > MAX_SECTION_BYTES:
+        raise CorruptRecord(f"a section of {raw} bytes; one holds at most {MAX_SECTION_BYTES}")
     try:
         if zstandard.frame_content_size(body) != raw:
             raise CorruptRecord(f"compressed section does not announce {raw} bytes")
