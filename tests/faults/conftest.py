@@ -95,6 +95,8 @@ def verdict() -> Callable[..., Row]:
     """`verdict("kill -9 of the stub", people, server)`: nothing wrong, nothing lost; a row."""
 
     def judge(fault: str, people: Crowd, *stands: Stand) -> Row:
+        for each in stands:
+            people.until(each.mended)
         total = people.finish()
         row = Row(
             fault=fault,

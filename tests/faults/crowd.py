@@ -221,8 +221,9 @@ class Crowd:
             person.start()
 
     def settle(self, answers: int = 5, within_s: float = 120.0) -> None:
-        """Until everybody has had some answers."""
-        self._until(lambda p: sum(p.tally.answers.values()) >= answers, within_s)
+        """Until everybody has had some more answers."""
+        wanted = {p: sum(p.tally.answers.values()) + answers for p in self.people}
+        self._until(lambda p: sum(p.tally.answers.values()) >= wanted[p], within_s)
 
     def answered(self) -> int:
         return sum(sum(person.tally.answers.values()) for person in self.people)

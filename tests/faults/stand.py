@@ -150,6 +150,10 @@ class Stand:
     def said(self) -> str:
         return self._output.read_text(errors="replace")
 
+    def mended(self) -> bool:
+        """Whether the supervisor has brought back all that it found lost."""
+        return len(re.findall(r" lost: ", self.said())) == len(re.findall(" is back ", self.said()))
+
     def events(self) -> str:
         """What the supervisor did, shortly: "world_model reload 2.4 s"."""
         back = re.findall(r"(\w+) is back after ([\d.]+ s) by (\w+)", self.said())

@@ -23,7 +23,7 @@ def test_a_stub_is_killed(stand, crowd, verdict):
     os.kill(stub, signal.SIGKILL)
     people.struck()
     people.recovered()
-    people.settle(15)
+    people.settle()
     verdict("kill -9 of the stub", people, server)
     assert "world_model reload" in server.events()
 
@@ -36,7 +36,7 @@ def test_the_server_is_killed(stand, crowd, verdict):
     os.kill(server.server_pid, signal.SIGKILL)
     people.struck()
     people.recovered()
-    people.settle(15)
+    people.settle()
     verdict("kill -9 of tritonserver", people, server)
     assert "restart" in server.events()
 
@@ -73,7 +73,7 @@ def test_a_stub_is_stopped(stand, crowd, verdict, instances):
     with stopped(server.stubs()[-1]):
         people.struck()
         people.recovered()
-    people.settle(15)
+    people.settle()
     verdict(f"SIGSTOP of a stub, {instances} in all", people, server)
     assert "world_model reload" in server.events()
 
@@ -88,7 +88,7 @@ def test_the_server_is_stopped_for_a_while(stand, crowd, verdict):
     with stopped(server.server_pid):
         time.sleep(8.0)
     people.recovered()
-    people.settle(15)
+    people.settle()
     verdict("SIGSTOP of tritonserver for 8 s", people, server)
 
 
@@ -103,7 +103,7 @@ def test_stub_after_stub_is_killed(stand, crowd, verdict):
         os.kill(stub, signal.SIGKILL)
         people.struck()
         people.recovered()
-    people.settle(15)
+    people.settle()
     verdict("kill -9 of the stub, three times", people, server)
 
 

@@ -83,7 +83,7 @@ def test_no_file_may_grow(stand, crowd, verdict):
     resource.prlimit(stub, resource.RLIMIT_FSIZE, before)
     people.struck()
     people.recovered()
-    people.settle(15)
+    people.settle()
     verdict("no file may grow for 6 s (RLIMIT_FSIZE)", people, server)
     assert server.stubs() == [stub]
 
@@ -102,7 +102,7 @@ def test_shared_memory_is_full(stand, crowd, verdict):
     ballast.unlink()
     people.struck()
     people.recovered()
-    people.settle(15)
+    people.settle()
     verdict("/dev/shm full for 6 s", people, server)
 
 

@@ -85,7 +85,7 @@ def test_the_object_store_is_lost_slow_and_lying(stand, crowd, verdict, store, t
         hit = {"result": "hit"}
         people.until(lambda: metric(server.endpoints, "ctrlcache_cold_requests_total", **hit))
         store.stop()
-        people.settle(15)
+        people.settle()
         row = verdict("object store gone, silent, dripping, lying, endless", people, server)
     assert row.refused == 0
     assert not server.events()
