@@ -94,8 +94,7 @@ def hand_actions(clip: Clip, habits: Habits, recording: Recording) -> list[Actio
     for number, (time_s, control) in enumerate(sampled[: habits.asks]):
         after = sampled[number + 1][0] if number + 1 < len(sampled) else time_s + 1
         pause_s = float(np.clip(after - time_s, 0.02, _MOST_S))
-        x, y, z, grip = (float(c) for c in control)
-        held = (x, y, z, grip)
+        held = tuple(float(c) for c in control)
         watched = (0, lead) if not actions else (0, 0)
         actions.append(Action("hand", "probe", held, pause_s, watched))
         if pause_s > _WATCHES_S and shown < len(clip.frames):

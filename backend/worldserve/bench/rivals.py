@@ -60,11 +60,11 @@ class Stateful:
         self._wire.tell(samples, frames, **self._where(replace(action, mode="probe")))
 
     def settle(self) -> None:
-        self._wire.tell(np.zeros(4, np.float32), drain="true", **self._where(None))
+        self._wire.tell(self._nothing(), drain="true", **self._where(None))
 
     def close(self) -> None:
         if self._wire.started:
-            self._wire.tell(np.zeros(4, np.float32), end=True)
+            self._wire.tell(self._nothing(), end=True)
 
     def moved(self, action: Action) -> None:
         """The question was answered elsewhere; the session still has to go where it went."""
@@ -73,6 +73,9 @@ class Stateful:
         if action.mode == "advance":
             held = np.array(action.control, np.float32)
             self._wire.tell(np.repeat(held[None], action.steps, 0), **self._where(action))
+
+    def _nothing(self) -> Controls:
+        return np.zeros(self._clip.controls.shape[1], np.float32)
 
     def _where(self, action: Action | None) -> dict[str, Any]:
         """Request parameters: where the session is, and how it moves."""

@@ -248,7 +248,7 @@ def _warm_up(client: Any, clip: Clip) -> None:
     """The first request of a process pays for code that is loaded on demand: not the rival's."""
     for _ in range(3):
         play = RIVALS["recompute"].begin(client, clip, None, 0.0)
-        play.ask(Action("warm-up", "probe", (0.0, 0.0, 0.0, 0.0), 0.0, watched=(0, 8)))
+        play.ask(Action("warm-up", "probe", (0.0,) * clip.controls.shape[1], 0.0, watched=(0, 8)))
 
 
 def _cpu_s(runtime: Runtime) -> float:

@@ -16,7 +16,7 @@ PREDICTED = -1
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Frames of one sort in a row. controls (n, 4): each row led to its frame; the very first frame
+    """Frames of one sort in a row. controls (n, C): each row led to its frame; the very first frame
     of a history was reached under none, and has NaN. clip_frames: their numbers, or PREDICTED."""
 
     observed: bool
@@ -38,9 +38,10 @@ class Timeline:
             self.present = action.seek
         first, last = action.watched
         if first < last:
+            unknown = np.full(clip.controls.shape[1], np.nan, np.float32)
             self._append(
                 range(first, last),
-                [clip.controls[i - 1] if i else np.full(4, np.nan) for i in range(first, last)],
+                [clip.controls[i - 1] if i else unknown for i in range(first, last)],
             )
         if action.mode == "advance":
             held = np.array(action.control, np.float32)

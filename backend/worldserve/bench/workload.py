@@ -50,14 +50,14 @@ class Action:
     """One thing the user does.
 
     kind: of the episode it belongs to. mode: `probe`, `advance`, `seek`, or `watch`: frames are
-    shown, nothing is asked. control (4,): held over the horizon. watched: [first, last) frames of
+    shown, nothing is asked. control (C,): held over the horizon. watched: [first, last) frames of
     the clip that are shown with this action. seek: frame of the session's history. view: whether it
     asks for the other camera. pause_s: until the next action.
     """
 
     kind: str
     mode: str
-    control: tuple[float, float, float, float]
+    control: tuple[float, ...]
     pause_s: float
     watched: tuple[int, int] = (0, 0)
     steps: int = 0
@@ -282,9 +282,8 @@ class _Hand:
     def _between(self, bounds: tuple[int, int]) -> int:
         return int(self.draw.integers(bounds[0], bounds[1] + 1))
 
-    def _tuple(self) -> tuple[float, float, float, float]:
-        x, y, z, grip = (float(c) for c in self.control)
-        return x, y, z, grip
+    def _tuple(self) -> tuple[float, ...]:
+        return tuple(float(c) for c in self.control)
 
 
 def _generator(seed: int, *names: str) -> np.random.Generator:

@@ -1,0 +1,158 @@
+"""Each rival of the benchmark is what it says: it hits and misses where it should."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worldserve.bench.rivals import RIVALS, Stateful
+from worldserve.bench.runner import Plan, Session, play_rival
+from worldserve.bench.scoreboard import load_played
+from worldserve.bench.stores import DictStore, redis_missing, redis_server
+from worldserve.bench.workload import Action, Clip
+
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+SETTINGS = {"world_model_class": "worldserve.models.tiny:TinyWorldModel"}
+HERE, BESIDE, FAR = (0.1, 0.2), (0.1, 0.21), (-0.7, 0.6)
+
+
+@pytest.fixture(scope="module")
+def clip():
+    draw = np.random.default_rng(3)
+    return Clip(
+        name="random",
+        suite="kitchen",
+        operation="push",
+        prompt="",
+        frames=draw.integers(0, 256, (40, 32, 32, 3)).astype(np.uint8),
+        controls=draw.uniform(-0.8, 0.8, (39, 2)).astype(np.float32),
+        physics=np.zeros((40, 9), np.float32),
+    )
+
+
+@pytest.fixture
+def client(tiny_server):
+    import tritonclient.grpc as grpcclient
+
+    with grpcclient.InferenceServerClient(tiny_server.endpoints.grpc) as made:
+        yield made
+
+
+OPEN = Action("open", "probe", HERE, 0, (0, 12))
+SESSION = [
+    OPEN,
+    Action("repeat", "probe", HERE, 0),
+    Action("correct", "probe", BESIDE, 0),
+    Action("play", "watch", HERE, 0, (12, 15)),
+    Action("play", "probe", HERE, 0),
+    Action("advance", "advance", FAR, 0, steps=2),
+    Action("repeat", "probe", HERE, 0),
+    Action("scrub", "seek", HERE, 0, seek=11),
+    Action("repeat", "probe", FAR, 0),
+    Action("play", "watch", HERE, 0, (12, 15)),
+    Action("repeat", "probe", HERE, 0),
+]
+
+
+def answers(play, actions=SESSION):
+    found = []
+    for action in actions:
+        if action.asks:
+            found.append(play.ask(action))
+        else:
+            play.watch(action)
+    play.close()
+    return found
+
+
+def equal(one, other):
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("frames", "states")
+    )
+
+
+@pytest.fixture
+def truth(client, clip):
+    """What the model says to each question."""
+    return answers(RIVALS["stateful"].begin(client, clip, None, 0.0))
+
+
+def test_stateful_never_hits(truth):
+    assert {reply.tier for reply in truth} == {"none"}
+
+
+def test_recompute_says_the_same_and_keeps_nothing(client, clip, truth):
+    """All of it again each time, from frames alone, with the same answers."""
+    found = answers(RIVALS["recompute"].begin(client, clip, None, 0.0))
+    assert {reply.tier for reply in found} == {"none"}
+    for one, other in zip(found, truth, strict=True):
+        assert equal(one, other)
+        assert one.stages_ms[1] > 0  # it encoded
+
+
+@pytest.mark.parametrize("kind", ["dict", "redis"])
+def test_a_response_cache_hits_the_same_question_only(client, clip, truth, kind):
+    """The same question in the same context, whoever asks it; nothing beside it."""
+    if kind == "redis" and redis_missing():
+        pytest.skip(redis_missing())
+    name = {"dict": "response", "redis": "redis"}[kind]
+    if kind == "dict":
+        store = DictStore()
+        rows = [answers(RIVALS[name].begin(client, clip, store, 0.0)) for _ in range(2)]
+    else:
+        with redis_server(1 << 26) as store:
+            rows = [answers(RIVALS[name].begin(client, clip, store, 0.0)) for _ in range(2)]
+            assert store.bytes_used > 0
+    for found in rows:
+        for one, other in zip(found, truth, strict=True):
+            assert equal(one, other)
+    # Open, repeat, correct, play, advance, repeat, scrub, repeat, repeat (after playing on).
+    first, second = ([reply.tier == name for reply in found] for found in rows)
+    assert first == [False, True, False, False, False, False, True, False, True]
+    # Another session asks the same: all but the request that brings the frames.
+    assert second == [False, *[True] * 8]
+
+
+def test_a_full_store_forgets_the_oldest():
+    store = DictStore(most=2)
+    for key in (b"a", b"b", b"a", b"c"):
+        if store.get(key) is None:
+            store.put(key, key)
+    assert [store.get(key) is not None for key in (b"a", b"b", b"c")] == [True, False, True]
+
+
+def test_the_cached_server_hits_what_was_asked(client, clip, truth):
+    """Without approximation: the same hits as a response cache, and the first request's, too."""
+    rows = [answers(Stateful(client, clip, max_error="0", tenant="rivals")) for _ in range(2)]
+    for found in rows:
+        for one, other in zip(found, truth, strict=True):
+            assert one.exact
+            assert equal(one, other)
+    assert [reply.tier for reply in rows[1]] == ["hot"] * 9
+
+
+def test_what_was_played_is_kept(clip, tmp_path):
+    """A rival's sessions lie on disk afterwards, judged against the reference; a second run plays
+    nothing again."""
+    plan = Plan(
+        REPOSITORY,
+        tmp_path,
+        np.ones(12, np.float32),
+        ("push", "pull", "turn"),
+        logits=4,
+        drain=True,
+        settings=SETTINGS,
+    )
+    sessions = [Session(clip, user, "model", SESSION) for user in range(2)]
+    for name in ("stateful", "response"):
+        play_rival(RIVALS[name], sessions, plan)
+    played = load_played(tmp_path, "response", "kitchen", "model")
+    assert played is not None
+    assert len(played.answers) == 18
+    assert all(answer["error"] == 0 for answer in played.answers)
+    assert sum(answer["tier"] == "response" for answer in played.answers) == 11
+    broken = dataclasses.replace(plan, repository=tmp_path / "nowhere")
+    play_rival(RIVALS["response"], sessions, broken)  # no server is needed any more
