@@ -1,0 +1,374 @@
+"""Write the dashboards beside this file: python docker/grafana/generate.py
+
+Panels are said here in one line each; the JSON is for Grafana. A test keeps the two alike, and asks
+every query of a live server.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SOURCE = {"type": "prometheus", "uid": "prometheus"}
+OURS = 'instance=~"$instance"'
+ASKED = 'source=~"exact|near|computed"'
+WIDTH, HEIGHT = 24, 8
+
+Query = tuple[str, str]
+
+
+def rate(metric: str, by: str, more: str = "") -> str:
+    labels = OURS + (f", {more}" if more else "")
+    return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
+
+
+def quantile(q: float, metric: str, by: str, more: str = "") -> str:
+    return f"histogram_quantile({q}, {rate(metric + '_bucket', by + ', le', more)})"
+
+
+def gauge(metric: str, by: str, more: str = "", fold: str = "max") -> str:
+    labels = OURS + (f", {more}" if more else "")
+    return f"{fold} by ({by}) ({metric}{{{labels}}})"
+
+
+def panel(
+    title: str, about: str, queries: list[Query], unit: str = "short", width: int = 8, **custom: Any
+) -> dict[str, Any]:
+    """A graph over time; queries: (PromQL, legend)."""
+    return {
+        "type": "timeseries",
+        "title": title,
+        "description": about,
+        "datasource": SOURCE,
+        "gridPos": {"w": width, "h": HEIGHT},
+        "fieldConfig": {
+            "defaults": {
+                "unit": unit,
+                "min": 0,
+                "custom": {"lineWidth": 2, "fillOpacity": 8, "showPoints": "never", **custom},
+            },
+            "overrides": [],
+        },
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+        "targets": [
+            {"refId": chr(ord("A") + i), "expr": expr, "legendFormat": legend, "datasource": SOURCE}
+            for i, (expr, legend) in enumerate(queries)
+        ],
+    }
+
+
+def stacked(*args: Any, **named: Any) -> dict[str, Any]:
+    return panel(*args, stacking={"mode": "normal"}, **named)
+
+
+def number(title: str, about: str, expr: str, unit: str, bad_below: float | None = None) -> Any:
+    """The present value, large; red below `bad_below`."""
+    made = panel(title, about, [(expr, "")], unit, width=4)
+    made["type"] = "stat"
+    made["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area"}
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    if bad_below is not None:
+        steps = [{"color": "red", "value": None}, {"color": "green", "value": bad_below}]
+    made["fieldConfig"]["defaults"]["thresholds"] = {"mode": "absolute", "steps": steps}
+    made["gridPos"]["h"] = 4
+    return made
+
+
+def dashboard(uid: str, title: str, about: str, panels: list[dict[str, Any]]) -> dict[str, Any]:
+    x = y = row = 0
+    for id, made in enumerate(panels, 1):
+        place = made["gridPos"]
+        if x + place["w"] > WIDTH:
+            x, y, row = 0, y + row, 0
+        place |= {"x": x, "y": y}
+        x, row = x + place["w"], max(row, place["h"])
+        made["id"] = id
+    return {
+        "uid": uid,
+        "title": title,
+        "description": about,
+        "tags": ["ctrlcache"],
+        "timezone": "browser",
+        "schemaVersion": 39,
+        "version": 1,
+        "refresh": "15s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {
+            "list": [
+                {
+                    "name": "instance",
+                    "label": "server",
+                    "type": "query",
+                    "datasource": SOURCE,
+                    "query": {"query": "label_values(ctrlcache_heartbeat_seconds, instance)"},
+                    "definition": "label_values(ctrlcache_heartbeat_seconds, instance)",
+                    "includeAll": True,
+                    "allValue": ".*",
+                    "multi": True,
+                    "refresh": 2,
+                    "current": {"text": "All", "value": "$__all"},
+                }
+            ]
+        },
+        "links": [
+            {"type": "dashboards", "tags": ["ctrlcache"], "title": "CtrlCache", "asDropdown": True}
+        ],
+        "panels": panels,
+    }
+
+
+STAGE = "ctrlcache_stage_seconds"
+PARTS = 'source="computed", stage!="total"'
+HITS = rate("ctrlcache_answers_total", "instance", 'source=~"exact|near"')
+ANSWERS = rate("ctrlcache_answers_total", "instance", ASKED)
+
+SERVING = [
+    number(
+        "Ready",
+        "1 while every model answers its canary; Triton's own health says less.",
+        "min(ctrlcache_supervisor_ready)",
+        "short",
+        1,
+    ),
+    number(
+        "Answers",
+        "Per second, canaries included.",
+        f"sum({rate('ctrlcache_answers_total', 'instance')})",
+        "reqps",
+    ),
+    number(
+        "Hit rate",
+        "Of what was asked with cache=on.",
+        f"sum({HITS}) / (sum({ANSWERS}) > 0)",
+        "percentunit",
+    ),
+    number(
+        "Median",
+        "From arrival to reply.",
+        quantile(0.5, STAGE, "stage", f'stage="total", {ASKED}'),
+        "s",
+    ),
+    number(
+        "99th percentile",
+        "From arrival to reply.",
+        quantile(0.99, STAGE, "stage", f'stage="total", {ASKED}'),
+        "s",
+    ),
+    number("Sessions", "Alive now.", gauge("ctrlcache_sessions", "instance"), "short"),
+    panel(
+        "Latency by where the answer came from",
+        "From arrival to reply. exact, near: from the cache; computed: after a miss.",
+        [
+            (quantile(0.5, STAGE, "source", f'stage="total", {ASKED}'), "{{source}} p50"),
+            (quantile(0.99, STAGE, "source", f'stage="total", {ASKED}'), "{{source}} p99"),
+        ],
+        "s",
+        width=12,
+        scaleDistribution={"type": "log", "log": 10},
+    ),
+    stacked(
+        "Where the time of a computed answer goes",
+        "Mean of each stage. What is missing up to the median above is waiting.",
+        [
+            (
+                f"{rate(STAGE + '_sum', 'stage', PARTS)}"
+                f" / ({rate(STAGE + '_count', 'stage', PARTS)} > 0)",
+                "{{stage}}",
+            )
+        ],
+        "s",
+        width=12,
+    ),
+    stacked(
+        "Answers",
+        "By source; bypass: cache=off or refresh, none: nothing was to be predicted.",
+        [(rate("ctrlcache_answers_total", "source"), "{{source}}")],
+        "reqps",
+    ),
+    panel(
+        "Hit rate",
+        "Of what was asked with cache=on.",
+        [(f"{HITS} / ({ANSWERS} > 0)", "{{instance}}")],
+        "percentunit",
+    ),
+    panel(
+        "Computing time saved",
+        "Seconds of computing that hits made unnecessary, per second.",
+        [(rate("ctrlcache_saved_seconds_total", "instance"), "{{instance}}")],
+        "s",
+    ),
+    panel(
+        "Refused",
+        "Requests that got an error, by reason.",
+        [(rate("ctrlcache_refused_total", "reason"), "{{reason}}")],
+        "reqps",
+    ),
+    panel(
+        "Sessions",
+        "Alive, and how many may be.",
+        [
+            (gauge("ctrlcache_sessions", "instance"), "{{instance}}"),
+            (gauge("ctrlcache_sessions_limit", "instance"), "{{instance}} limit"),
+        ],
+    ),
+    panel(
+        "Waiting in Triton",
+        "Requests that the server has not handed to an instance yet.",
+        [(gauge("nv_inference_pending_request_count", "model", fold="sum"), "{{model}}")],
+    ),
+    panel(
+        "Since the last heartbeat",
+        "A dead or stopped process of a model grows without end.",
+        [
+            (
+                "time() - " + gauge("ctrlcache_heartbeat_seconds", "model_instance"),
+                "{{model_instance}}",
+            )
+        ],
+        "s",
+    ),
+    panel(
+        "Canaries",
+        "How long the slowest canary of a round took, 99th percentile.",
+        [
+            (
+                "histogram_quantile(0.99, sum by (model, le) "
+                "(rate(ctrlcache_supervisor_canary_seconds_bucket[$__rate_interval])))",
+                "{{model}}",
+            )
+        ],
+        "s",
+    ),
+    panel(
+        "Lost and brought back",
+        "Models found dead or hung, and recoveries by how.",
+        [
+            ("sum by (model) (ctrlcache_supervisor_losses_total)", "{{model}} lost"),
+            ("sum by (model, how) (ctrlcache_supervisor_recoveries_total)", "{{model}} {{how}}"),
+        ],
+    ),
+]
+
+CACHE = [
+    panel(
+        "Look-ups",
+        "By tier and result.",
+        [(rate("ctrlcache_lookups_total", "tier, result"), "{{tier}} {{result}}")],
+        "ops",
+    ),
+    panel(
+        "Time of a look-up",
+        "Promised at the 99th percentile: 50 µs hot, 1.2 ms warm.",
+        [
+            (quantile(0.5, "ctrlcache_lookup_seconds", "tier"), "{{tier}} p50"),
+            (quantile(0.99, "ctrlcache_lookup_seconds", "tier"), "{{tier}} p99"),
+        ],
+        "s",
+        scaleDistribution={"type": "log", "log": 10},
+    ),
+    panel("Records", "In each tier.", [(gauge("ctrlcache_entries", "tier"), "{{tier}}")]),
+    panel(
+        "How full the tiers are",
+        "Of the bytes each may hold. A warm tier at 100 % is in good order: it evicts.",
+        [
+            (
+                f"{gauge('ctrlcache_bytes', 'tier')} / {gauge('ctrlcache_limit_bytes', 'tier')}",
+                "{{tier}}",
+            )
+        ],
+        "percentunit",
+    ),
+    panel(
+        "Room left",
+        "On the file system of the warm tier and in shared memory.",
+        [
+            (
+                f"{gauge('ctrlcache_free_bytes', 'place', fold='min')}"
+                f" / {gauge('ctrlcache_space_bytes', 'place')}",
+                "{{place}}",
+            )
+        ],
+        "percentunit",
+    ),
+    panel(
+        "Evictions",
+        "By tier and reason.",
+        [(rate("ctrlcache_evictions_total", "tier, reason"), "{{tier}} {{reason}}")],
+        "ops",
+    ),
+    stacked(
+        "Admissions",
+        "Couplets by what was decided.",
+        [(rate("ctrlcache_admissions_total", "decision"), "{{decision}}")],
+        "ops",
+    ),
+    panel(
+        "Scoring",
+        "Median time; it is done after the reply.",
+        [(quantile(0.5, "ctrlcache_score_seconds", "score"), "{{score}}")],
+        "s",
+    ),
+    panel(
+        "Calibration",
+        "1 where approximate answers can be given; and changes of a device's calibration.",
+        [
+            (gauge("ctrlcache_calibrated", "instance", fold="min"), "calibrated"),
+            (
+                "60 * " + rate("ctrlcache_calibration_epochs_total", "instance"),
+                "new epochs a minute",
+            ),
+        ],
+    ),
+    panel(
+        "True error of approximate answers",
+        "Relative state error, on sampled recomputations.",
+        [
+            (quantile(0.5, "ctrlcache_hit_error", "instance"), "p50"),
+            (quantile(0.95, "ctrlcache_hit_error", "instance"), "p95"),
+        ],
+        "percentunit",
+    ),
+    panel(
+        "Error bounds",
+        "Sampled recomputations by whether the stated bound held; at most 5 % may be violated.",
+        [(gauge("ctrlcache_bound_checks_total", "result", fold="sum"), "{{result}}")],
+    ),
+    panel(
+        "Damaged records and failed writes",
+        "Since the start. Damage is a miss, never a wrong answer.",
+        [
+            (gauge("ctrlcache_corrupt_total", "tier", fold="sum"), "damaged: {{tier}}"),
+            (gauge("ctrlcache_tier_failures_total", "instance", fold="sum"), "failed writes"),
+        ],
+    ),
+    panel(
+        "Object store",
+        "Requests by result.",
+        [(rate("ctrlcache_cold_requests_total", "result"), "{{result}}")],
+        "ops",
+        width=12,
+    ),
+]
+
+DASHBOARDS = {
+    "serving.json": dashboard(
+        "ctrlcache-serving",
+        "CtrlCache: serving",
+        "What users feel, and whether the models live.",
+        SERVING,
+    ),
+    "cache.json": dashboard(
+        "ctrlcache-cache", "CtrlCache: cache", "Tiers, trust and what is stored.", CACHE
+    ),
+}
+
+
+def text_of(name: str) -> str:
+    return json.dumps(DASHBOARDS[name], indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    for name in DASHBOARDS:
+        (HERE / "dashboards" / name).write_text(text_of(name))
