@@ -39,9 +39,9 @@ def test_everything_stays_on_the_stage(name):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_experimenter_takes_hold_and_moves_something(name):
-    """Within a few episodes: the object moves, is held, and the experiment succeeds."""
+    """Within three episodes: the object moves, is held, and the experiment succeeds."""
     simulator = EduDemoSimulator(SUITE, OPERATIONS[name], size_px=(8, 8))
-    episodes = [simulator.episode(30_000, index, 101) for index in range(6)]
+    episodes = [simulator.episode(30_000, index, 101) for index in range(3)]
     physics = np.concatenate([e.physics for e in episodes])
     moved = [np.ptp(e.physics[:, 4:7], axis=0).max() for e in episodes]
     assert max(moved) > 0.03

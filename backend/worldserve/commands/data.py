@@ -54,6 +54,36 @@ def clips(
 
 
 @app.command()
+def source(
+    clip: Annotated[str, typer.Argument(help="Name of a test clip, such as dial-turn-0.")],
+    suite: ONE = "inspection",
+    target: Annotated[Path, typer.Option(help="Directory of the JPEG images.")] = Path("source"),
+    source_px: Annotated[str, typer.Option(help="WIDTHxHEIGHT; the suite's own where empty.")] = "",
+    frames: Annotated[int, typer.Option(min=1, help="How many, from the first.")] = 32,
+) -> None:
+    """Render what the camera of a test clip sends, at its own size (3840x2160 in inspection)."""
+    from worldserve.data.source import source_frames
+
+    size = None
+    if source_px:
+        try:
+            width, height = (int(side) for side in source_px.split("x"))
+        except ValueError:
+            raise typer.BadParameter(f"--source-px: WIDTHxHEIGHT, got {source_px!r}") from None
+        size = (height, width)
+    directory = target / suite / clip
+    directory.mkdir(parents=True, exist_ok=True)
+    total = 0
+    try:
+        for number, image in enumerate(source_frames(get_suite(suite), clip, size, frames)):
+            (directory / f"{number:03d}.jpg").write_bytes(image)
+            total += len(image)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{number + 1} images in {directory}, {total / (number + 1) / 1e3:.0f} kB each")
+
+
+@app.command()
 def export(
     suite: ONE = "kitchen",
     root: Root = Path("data"),

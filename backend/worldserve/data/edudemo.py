@@ -6,7 +6,7 @@ pulls, and how: open (-1) or closed (1); a closing hand takes hold of what is un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from worldserve.data.edudemo_hand import Experimenter
 from worldserve.data.edudemo_scenes import FLOOR, GRAVITY, SCENES, STAGE, Scene
 from worldserve.data.edudemo_view import Painter
-from worldserve.data.episode import Episode
+from worldserve.data.episode import Episode, Moment, collect
 from worldserve.data.suites import Operation, Suite
 
 __all__ = ["EduDemoSimulator", "place"]
@@ -41,29 +41,27 @@ class EduDemoSimulator:
         self, suite: Suite, operation: Operation, size_px: tuple[int, int] | None = None
     ) -> None:
         self._suite, self._build = suite, SCENES[operation.environment]
+        self._configuration = np.zeros(0, np.float32)
         size, scale = (size_px, 1) if size_px else ((suite.frame_px, suite.frame_px), 3)
         self._painters = [Painter(camera, size, scale) for camera in suite.cameras]
 
     def episode(self, seed: int, index: int, frames: int | None = None) -> Episode:
         """Record episode `index` of the split with `seed`; the same pair gives the same episode."""
+        moments = list(self.moments(seed, index, frames or self._suite.frames_per_episode))
+        return collect(moments, self._configuration)
+
+    def moments(self, seed: int, index: int, frames: int) -> Iterator[Moment]:
+        """The same frame by frame."""
         rng = np.random.default_rng((seed, index))
-        total = frames or self._suite.frames_per_episode
         stage = _Stage(self._build, rng)
+        self._configuration = np.array(stage.scene.configuration, np.float32)
         experimenter = Experimenter(stage.scene, rng)
-        images, controls, physics = [], [], []
-        for t in range(total):
-            images.append(stage.paint(self._painters))
-            physics.append(stage.physics())
-            if t < total - 1:
-                control = experimenter.control(stage.hand, stage.holds)
-                stage.advance(control)
-                controls.append(control)
-        return Episode(
-            np.stack(images),
-            np.stack(controls),
-            np.stack(physics),
-            np.array(stage.scene.configuration, np.float32),
-        )
+        for _ in range(frames - 1):
+            images, physics = stage.paint(self._painters), stage.physics()
+            control = experimenter.control(stage.hand, stage.holds)
+            yield Moment(images, physics, control)
+            stage.advance(control)
+        yield Moment(stage.paint(self._painters), stage.physics(), None)
 
     def outcomes(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from worldserve.data.suites import Operation, Suite
 
-__all__ = ["Episode", "Simulator", "open_simulator"]
+__all__ = ["Episode", "Moment", "Simulator", "collect", "open_simulator"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,20 @@ class Episode:
     configuration: NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Moment:
+    """One frame of an episode: frames (V, h, w, 3), physics (P,), and the control (4,) that is
+    applied next; None at the end."""
+
+    frames: NDArray[np.uint8]
+    physics: NDArray[np.float32]
+    control: NDArray[np.float32] | None
+
+
 class Simulator(Protocol):
     """One operation of a suite; the same seed and index give the same episode."""
+
+    def moments(self, seed: int, index: int, frames: int) -> Iterator[Moment]: ...
 
     def episode(self, seed: int, index: int, frames: int) -> Episode: ...
 
@@ -44,6 +56,17 @@ class Simulator(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def collect(moments: Iterable[Moment], configuration: NDArray[np.float32]) -> Episode:
+    """The whole episode."""
+    seen = list(moments)
+    return Episode(
+        np.stack([moment.frames for moment in seen]),
+        np.stack([moment.control for moment in seen if moment.control is not None]),
+        np.stack([moment.physics for moment in seen]),
+        configuration,
+    )
 
 
 def open_simulator(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # Both are read when mujoco is imported, so they come first.
@@ -23,7 +23,7 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS  # noqa: E402
 from metaworld.policies import ENV_POLICY_MAP  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
-from worldserve.data.episode import Episode  # noqa: E402
+from worldserve.data.episode import Episode, Moment, collect  # noqa: E402
 from worldserve.data.suites import Camera, Operation, Suite  # noqa: E402
 
 __all__ = ["MetaWorldSimulator"]
@@ -53,7 +53,7 @@ class MetaWorldSimulator:
         self._env = ALL_V3_ENVIRONMENTS[operation.environment]()
         self._seed = -1
         self._tasks: list[Any] = []
-        self._choose_configuration(0, 0)
+        self._configuration = self._choose_configuration(0, 0)
         self._env.reset()
         self._scale = 1 if size_px else supersampling
         self._size_px = size_px or (suite.frame_px, suite.frame_px)
@@ -74,25 +74,24 @@ class MetaWorldSimulator:
 
     def episode(self, seed: int, index: int, frames: int | None = None) -> Episode:
         """Record episode `index` of the split with `seed`; the same pair gives the same episode."""
+        moments = list(self.moments(seed, index, frames or self._suite.frames_per_episode))
+        return collect(moments, self._configuration)
+
+    def moments(self, seed: int, index: int, frames: int) -> Iterator[Moment]:
+        """The same frame by frame."""
         rng = np.random.default_rng((seed, index))
-        configuration = self._choose_configuration(
+        self._configuration = self._choose_configuration(
             seed + index // _CONFIGURATIONS_PER_SEED, index % _CONFIGURATIONS_PER_SEED
         )
         observation, _ = self._env.reset()
-        total = frames or self._suite.frames_per_episode
-        images = np.zeros((total, len(self._cameras), *self._size_px, 3), np.uint8)
-        controls = np.zeros((total - 1, 4), np.float32)
-        physics = np.zeros((total, 9), np.float32)
         hand = _Hand(self._operation.environment, rng)
         succeeded = False
-        for t in range(total):
-            images[t] = self._render()
-            physics[t] = self._physics(observation, succeeded)
-            if t == total - 1:
-                break
-            controls[t] = hand.control(observation)
-            observation, succeeded = self._step(controls[t])
-        return Episode(images, controls, physics, configuration)
+        for _ in range(frames - 1):
+            images, physics = self._render(), self._physics(observation, succeeded)
+            control = hand.control(observation)
+            yield Moment(images, physics, control)
+            observation, succeeded = self._step(control)
+        yield Moment(self._render(), self._physics(observation, succeeded), None)
 
     def outcomes(
         self,
