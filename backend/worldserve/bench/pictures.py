@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from worldserve.bench.report import SuiteReport
 from worldserve.bench.rivals import RIVALS
 from worldserve.bench.scoreboard import Played
 
-__all__ = ["error_picture", "hits_picture", "latency_picture"]
+if TYPE_CHECKING:
+    from worldserve.bench.scale import Crowd, Sized
+
+__all__ = ["error_picture", "hits_picture", "latency_picture", "scale_picture"]
 
 _TIERS = {"hot": "tab:red", "warm": "tab:orange", "cold": "tab:blue"}
 
@@ -104,5 +107,31 @@ def error_picture(reports: Sequence[SuiteReport], path: Path, rival: str = "trus
         over = (error > bound).mean() if near else 0.0
         axis.set(xlabel="stated bound", ylabel="measured error")
         axis.set_title(f"{report.suite}, {report.source}: {over:.1%} of {len(near)} over")
+        axis.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def scale_picture(crowds: Sequence[Crowd], sized: Sequence[Sized], path: Path) -> None:
+    """Late answers against users at once; time of an answer against the size of the model."""
+    figure, (late, cost) = _axes(2)
+    for rival in dict.fromkeys(one.rival for one in crowds):
+        rows = [one for one in crowds if one.rival == rival]
+        late.plot(
+            [r.sessions for r in rows], [r.late for r in rows], "o-", label=RIVALS[rival].label
+        )
+    late.set(xscale="log", xlabel="users at once", ylabel="answers over the deadline", ylim=(0, 1))
+    late.set_xticks([one.sessions for one in crowds], [str(one.sessions) for one in crowds])
+    late.minorticks_off()
+    late.legend(fontsize=8)
+    millions = [row.parameters / 1e6 for row in sized]
+    cost.loglog(millions, [row.computed_ms for row in sized], "o-", label="computed")
+    cost.loglog(millions, [row.found_ms for row in sized], "o-", label="found")
+    for x, row in zip(millions, sized, strict=True):
+        cost.annotate(
+            f"{row.saving:.0f}x", (x, row.computed_ms), (0, 6), textcoords="offset points"
+        )
+    cost.set(xlabel="parameters, millions", ylabel="ms per question")
+    cost.legend(fontsize=8)
+    for axis in (late, cost):
         axis.grid(alpha=0.3)
     _save(figure, path)
