@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from worldserve.bench.runner import Plan, Session, play_rival
 from worldserve.bench.scoreboard import load_played
 from worldserve.bench.stores import DictStore, redis_missing, redis_server
 from worldserve.bench.workload import Action, Clip
+from worldserve.runtime import Runtime, RuntimeConfig, StartFailed
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 SETTINGS = {"world_model_class": "worldserve.models.tiny:TinyWorldModel"}
@@ -156,3 +158,24 @@ def test_what_was_played_is_kept(clip, tmp_path):
     assert sum(answer["tier"] == "response" for answer in played.answers) == 11
     broken = dataclasses.replace(plan, repository=tmp_path / "nowhere")
     play_rival(RIVALS["response"], sessions, broken)  # no server is needed any more
+
+
+def test_tritons_own_response_cache_refuses_a_sequence_model(tmp_path):
+    """Why `response` has to be built: Triton will not even load the model with its cache on."""
+    repository = tmp_path / "repository"
+    shutil.copytree(REPOSITORY / "world_model", repository / "world_model")
+    config = repository / "world_model" / "config.pbtxt"
+    config.write_text(config.read_text() + "\nresponse_cache { enable: true }\n")
+    runtime = Runtime(
+        RuntimeConfig(
+            model_repository=repository,
+            models=("world_model",),
+            cold="none",
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            parameters=SETTINGS,
+        )
+    )
+    with pytest.raises(StartFailed, match="Response Cache does not currently support model"):
+        runtime.start()
