@@ -184,7 +184,7 @@ class Director:
             return tokens, states
         memory, present = self._memory(place.before), self._present(place.before)
         began = time.perf_counter()
-        leaving = RolloutInput(memory, present, chunk.controls, chunk.conditioning)
+        leaving = RolloutInput(memory, np.array(present), chunk.controls, chunk.conditioning)
         [out] = self._model.rollout([leaving])
         cost_ms = (time.perf_counter() - began) * 1e3
         memo.keep(ids[0], out.tokens, "rolled", cost_ms)
@@ -262,7 +262,7 @@ class Director:
 
     def _from(self, picture: Pixels, place: _Place, tokens: Float, seed: int) -> Pixels:
         def draw() -> Pixels:
-            return self._model.generate([picture], [tokens], [seed])[0]
+            return self._model.generate([picture], [np.array(tokens)], [seed])[0]
 
         own = content(picture)
         id = self._memo.name("frames", place.name, own, b"%d" % seed)
