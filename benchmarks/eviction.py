@@ -7,7 +7,9 @@ over the same requests. Two offline rows know the future: `belady` drops what is
 (optimal for equal sizes and costs) and `belady-cost` drops the least recompute-ms saved per byte
 and request of waiting (the optimum with sizes and costs is NP-hard; this is the usual stand-in).
 
-A recorded trace is a text file, one request per line: `time_s id size_bytes cost_ms`.
+Recorded traces (`ctrlcache up --record-trace`, `benchmarks/record_trace.py`; by default those in
+`benchmarks/traces/`) are replayed one by one, as `ctrlcache.trace.requests` reads them: what was
+stored without anybody having asked takes up room and counts neither as a hit nor as a miss.
 
 The synthetic trace (`--requests`, seeded) imitates interactive sessions: clips are chosen by Zipf
 popularity (exponent 0.9); a session walks along its clip, now and then scrubs back to one of the
@@ -27,19 +29,17 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ctrlcache.eviction import POLICIES, Usage, used
+from ctrlcache.trace import Request, accesses, requests
+from worldserve.bench.report import machine
 
-
-@dataclass(frozen=True)
-class Request:
-    time_s: float
-    id: str
-    size_bytes: int
-    cost_ms: float
+HERE = Path(__file__).parent
+Report = dict[str, dict[str, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def synthetic(requests: int, seed: int, clips: int = 400, sessions: int = 8) -> 
             size = int((150_000 if frames else 30_000) * rng.uniform(0.8, 1.2))
             facts[id] = size, rng.lognormvariate(4.8, 0.5) * (4 if frames else 1)
         time_s += rng.expovariate(sessions / 0.4)  # each session acts every 0.4 s
-        trace.append(Request(time_s, id, *facts[id]))
+        trace.append(Request(time_s, str(n), id, "couplet", *facts[id], asked=True))
     return trace
 
 
@@ -87,18 +87,6 @@ def _session(rng: random.Random, weights: list[float]) -> Iterator[str]:
         yield f"{clip}/{moment}/{round(hand[0])}/{round(hand[1])}"
 
 
-def recorded(path: Path) -> list[Request]:
-    trace = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        fields = line.split()
-        if not fields or line.startswith("#"):
-            continue
-        if len(fields) != 4:
-            raise SystemExit(f"{path}:{number}: expected 'time_s id size_bytes cost_ms'")
-        trace.append(Request(float(fields[0]), fields[1], int(fields[2]), float(fields[3])))
-    return trace
-
-
 def replay_online(trace: list[Request], limit: int, name: str, sample: int = 64) -> Outcome:
     """As a tier does it: a random sample, the lowest priority goes, until the new record fits."""
     policy = POLICIES[name]
@@ -110,10 +98,11 @@ def replay_online(trace: list[Request], limit: int, name: str, sample: int = 64)
     clock = 0.0
     score = _Score()
     for r in trace:
-        usage = held.get(r.id)
+        usage = held.get(r.key)
         score.count(r, usage is not None)
         if usage is not None:
-            held[r.id] = used(usage, r.time_s, clock)
+            if r.asked:
+                held[r.key] = used(usage, r.time_s, clock)
             continue
         while total + r.size_bytes > limit and order:
             picks = {rng.randrange(len(order)) for _ in range(min(sample, len(order)))}
@@ -124,9 +113,9 @@ def replay_online(trace: list[Request], limit: int, name: str, sample: int = 64)
             if last != victim:
                 order[index] = last
                 place[last] = index
-        held[r.id] = Usage(r.size_bytes, r.cost_ms, r.time_s, r.time_s, clock=clock)
-        place[r.id] = len(order)
-        order.append(r.id)
+        held[r.key] = Usage(r.size_bytes, r.cost_ms, r.time_s, r.time_s, clock=clock)
+        place[r.key] = len(order)
+        order.append(r.key)
         total += r.size_bytes
     return score.outcome()
 
@@ -142,18 +131,18 @@ def replay_offline(
     following = [len(trace) * 10] * len(trace)
     last: dict[str, int] = {}
     for i in range(len(trace) - 1, -1, -1):
-        following[i] = last.get(trace[i].id, len(trace) * 10)
-        last[trace[i].id] = i
+        following[i] = last.get(trace[i].key, len(trace) * 10)
+        last[trace[i].key] = i
     held: dict[str, tuple[int, int]] = {}  # id -> (size, index of its next use)
     heap: list[tuple[float, int, str]] = []
     total = 0
     score = _Score()
     for i, r in enumerate(trace):
-        score.count(r, r.id in held)
-        if r.id not in held:
+        score.count(r, r.key in held)
+        if r.key not in held:
             total += r.size_bytes
-        held[r.id] = (r.size_bytes, following[i])
-        heapq.heappush(heap, (value(r, following[i] - i), following[i], r.id))
+        held[r.key] = (r.size_bytes, following[i])
+        heapq.heappush(heap, (value(r, following[i] - i), following[i], r.key))
         while total > limit:
             noted, due, id = heapq.heappop(heap)
             if held.get(id, (0, -1))[1] != due:
@@ -172,6 +161,8 @@ class _Score:
         self._saved = self._cost = 0.0
 
     def count(self, request: Request, hit: bool) -> None:
+        if not request.asked:
+            return
         self._requests += 1
         self._hits += hit
         self._cost += request.cost_ms
@@ -182,7 +173,7 @@ class _Score:
 
 
 def compare(trace: list[Request], shares: list[float]) -> dict[float, dict[str, Outcome]]:
-    unique = {r.id: r.size_bytes for r in trace}
+    unique = {r.key: r.size_bytes for r in trace}
     footprint = sum(unique.values())
     table: dict[float, dict[str, Outcome]] = {}
     for share in shares:
@@ -196,41 +187,63 @@ def compare(trace: list[Request], shares: list[float]) -> dict[float, dict[str, 
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--trace", type=Path, action="append", default=[])
-    parser.add_argument("--requests", type=int, default=40_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--share", type=float, action="append", help="cache size / all bytes")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    shares = args.share or [0.02, 0.05, 0.1, 0.2]
-    traces = [recorded(p) for p in args.trace] or [
-        synthetic(args.requests, seed) for seed in range(args.seeds)
-    ]
+def report_of(traces: list[list[Request]], shares: list[float]) -> Report:
+    """By cache size and policy, means over the traces."""
     results = [compare(trace, shares) for trace in traces]
-    console = Console()
-    report: dict[str, dict[str, dict[str, float]]] = {}
+    report: Report = {}
     for share in shares:
-        table = Table(title=f"cache of {share:.0%} of all bytes, {len(traces)} trace(s)")
-        for column in ("policy", "hit rate", "± traces", "recompute-ms saved", "vs lru misses"):
-            table.add_column(column, justify="left" if column == "policy" else "right")
-        report[str(share)] = {}
+        rows = report[str(share)] = {}
         lru = statistics.mean(1 - r[share]["lru"].saved_share for r in results)
         for name in results[0][share]:
             hits = [r[share][name].hit_rate for r in results]
             saved = statistics.mean(r[share][name].saved_share for r in results)
+            rows[name] = {
+                "hit_rate": statistics.mean(hits),
+                "hit_rate_spread": statistics.pstdev(hits),
+                "saved_share": saved,
+                "recomputed_against_lru": (1 - saved) / lru - 1 if lru else 0.0,
+            }
+    return report
+
+
+def show(console: Console, name: str, report: Report) -> None:
+    for share, rows in report.items():
+        table = Table(title=f"{name}: a cache of {float(share):.0%} of all bytes")
+        for column in ("policy", "hit rate", "± traces", "recompute-ms saved", "recomputed vs lru"):
+            table.add_column(column, justify="left" if column == "policy" else "right")
+        for policy, row in rows.items():
             table.add_row(
-                name,
-                f"{statistics.mean(hits):.1%}",
-                f"{statistics.pstdev(hits):.1%}",
-                f"{saved:.1%}",
-                f"{(1 - saved) / lru - 1:+.1%}",
+                policy,
+                f"{row['hit_rate']:.1%}",
+                f"{row['hit_rate_spread']:.1%}",
+                f"{row['saved_share']:.1%}",
+                f"{row['recomputed_against_lru']:+.1%}",
             )
-            report[str(share)][name] = {"hit_rate": statistics.mean(hits), "saved_share": saved}
         console.print(table)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trace", type=Path, action="append", help="default: all recorded ones")
+    parser.add_argument("--requests", type=int, default=40_000, help="of a synthetic trace")
+    parser.add_argument("--seeds", type=int, default=3, help="synthetic traces; 0 for none")
+    parser.add_argument("--share", type=float, action="append", help="cache size / all bytes")
+    parser.add_argument("--json", type=Path, default=HERE / "results" / "eviction.json")
+    args = parser.parse_args()
+    shares = args.share or [0.02, 0.05, 0.1, 0.2]
+    console = Console()
+    report: dict[str, Any] = {"machine": machine(), "traces": {}}
+    for path in args.trace or sorted((HERE / "traces").glob("*.jsonl*")):
+        trace = list(requests(accesses(path)))
+        made = report["traces"][path.name] = report_of([trace], shares)
+        asked = sum(r.asked for r in trace)
+        show(console, f"{path.name}, {asked} look-ups, {len(trace) - asked} other stores", made)
+    if args.seeds:
+        traces = [synthetic(args.requests, seed) for seed in range(args.seeds)]
+        made = report["traces"]["synthetic"] = report_of(traces, shares)
+        show(console, f"{args.seeds} synthetic traces of {args.requests} requests", made)
+    args.json.parent.mkdir(exist_ok=True)
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

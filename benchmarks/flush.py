@@ -41,6 +41,7 @@ from ctrlcache.shared import SharedMemory
 from ctrlcache.tiered import CoupletCache
 from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.transfer import Jacobian
+from worldserve.bench.report import machine
 
 LIMIT = 8 << 30
 PACE_S = 0.002
@@ -195,10 +196,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=14.0, help="MB/s, as stored")
     parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/flush.json")
     args = parser.parse_args()
     console = Console()
-    report: dict[str, Any] = {"machine": f"{os.cpu_count()} cores, {os.uname().release}"}
+    report: dict[str, Any] = {"machine": machine(), "load_before": os.getloadavg()[0]}
     for name, work_on in (
         ("flush", lambda w, i: flushes(w, i, args.flushes)),
         ("no disk", lambda w, i: sustained(i / "work", i, min(1.0, args.minutes), args.rate)),
@@ -220,8 +221,8 @@ def main() -> None:
             0.0, report["sustained"]["blocked_share"] - report["no disk"]["blocked_share"]
         )
         console.print(f"share of the time waiting for the disk: {report['disk_share']:.2%}")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1))
+    args.json.parent.mkdir(exist_ok=True)
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

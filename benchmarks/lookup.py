@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -49,6 +48,7 @@ from ctrlcache.shared import SharedMemory
 from ctrlcache.tiered import CoupletCache, Hit, Query
 from ctrlcache.tiers.base import Entry
 from ctrlcache.transfer import Jacobian
+from worldserve.bench.report import machine
 
 HORIZON, STATE, CONTROLS = 8, 256, 4
 PER_SPACE = 50
@@ -309,7 +309,7 @@ def main() -> None:
         "bulk": args.bulk,
         "load": os.getloadavg()[0],
         "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine(),
         "when": time.strftime("%Y-%m-%d %H:%M"),
     }
     base = Path(f"/dev/shm/ctrlcache-benchmark-{os.getpid()}")

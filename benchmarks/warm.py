@@ -29,6 +29,7 @@ from rich.table import Table
 from ctrlcache.couplet import ALL_FIELDS, decode
 from ctrlcache.tiers.base import Entry, Record
 from ctrlcache.tiers.warm import WarmTier
+from worldserve.bench.report import machine
 
 TARGET_US = {"fetch + decode": 600.0, "neighbours": 300.0}
 
@@ -150,12 +151,12 @@ def main() -> None:
     parser.add_argument("--fetches", type=int, default=5_000)
     parser.add_argument("--small", type=int, default=1_000_000)
     parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/warm.json")
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="ctrlcache-bench-", dir=args.directory))
     index = Path("/dev/shm") / work.name
     console = Console()
-    report: dict[str, object] = {"machine": f"{os.cpu_count()} cores, {os.uname().release}"}
+    report: dict[str, object] = {"machine": machine(), "load_before": os.getloadavg()[0]}
     try:
         if args.couplets:
             report["full"] = full_size(work, index, args.couplets, args.fetches)
@@ -166,8 +167,8 @@ def main() -> None:
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(index, ignore_errors=True)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1))
+    args.json.parent.mkdir(exist_ok=True)
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
