@@ -57,8 +57,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request got an error; reason: `invalid`, `not_found`, `full` (sessions), `conflict`,
-    `unavailable`, `cancelled` or `failed` (a fault of the server's)."""
+    """A request got an error; reason: `invalid`, `not_found`, `full` (sessions), `overload`,
+    `conflict`, `unavailable`, `cancelled` or `failed` (a fault of the server's)."""
 
     reason: str
 

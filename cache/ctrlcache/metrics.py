@@ -109,7 +109,9 @@ def _each(*values: str) -> tuple[tuple[str, ...], ...]:
 
 
 _SOURCES = _each("exact", "near", "computed", "bypass", "none")
-_REASONS = _each("invalid", "not_found", "full", "conflict", "unavailable", "cancelled", "failed")
+_REASONS = _each(
+    "invalid", "not_found", "full", "overload", "conflict", "unavailable", "cancelled", "failed"
+)
 
 _COLD = _each(
     "hit", "miss", "error", "unreachable", "timeout", "denied", "no_bucket", "garbage", "too_large"
