@@ -7,7 +7,8 @@ control drifts. At every stage one exact rollout is taken, and from it the answe
 several distances are derived with the slope that was probed at the beginning:
 
 - states: how far off they are, relative; the bound that is stated (`worldserve.inheritance`: the
-  calibrated one with doubled curvature for every frame in between), and the share over it;
+  calibrated one, with the curvature that the calibration says for a slope of that age), and the
+  share over it;
 - frames: PSNR against the full computation, of the worst of the predicted frames: of the exact
   rollout's own frames shown as they are, and of frames drawn from tokens moved along the borrowed
   slope (`worldserve.drawing`).
@@ -33,8 +34,7 @@ from rich.table import Table
 from ctrlcache.calibration import TrustModel, trust_path
 from ctrlcache.scores import probe_controls, relative_error, scores_from_probes
 from ctrlcache.transfer import Jacobian
-from worldserve.drawing import MIGRATED_REACH, token_slope
-from worldserve.inheritance import GENERATION, GENERATIONS
+from worldserve.drawing import token_slope
 from worldserve.models.protocol import RolloutInput, RolloutOutput
 from worldserve.models.reference import ReferenceWorldModel
 
@@ -42,6 +42,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 WEIGHTS = PROJECT / "model_repository" / "world_model" / "1"
 DISTANCES = (0.03, 0.06, 0.1, 0.2, 0.3)
 HORIZON = 8
+AGES = 3  # frames in between
 Array = NDArray[np.float32]
 
 
@@ -101,7 +102,7 @@ def measure(context: Context, trust: TrustModel, draw: Any) -> Iterator[tuple[An
     slope = token_slope(center.tokens, control, probes, [out.tokens for out in around])
     drift = draw.normal(size=4) * [1, 1, 1, 0]
     drift *= 0.05 / np.linalg.norm(drift)
-    for between in range(GENERATIONS + 1):
+    for between in range(AGES + 1):
         if between:
             context.advance(control)
             control = np.clip(control + drift, -1, 1).astype(np.float32)
@@ -119,7 +120,7 @@ def measure(context: Context, trust: TrustModel, draw: Any) -> Iterator[tuple[An
                 between,
                 distance,
                 float(relative_error(estimate, truth.states, scale)),
-                trust.bound(scores.curvature * GENERATION**between, away),
+                trust.bound(scores.curvature * trust.lent_factor(between), away),
                 worst_psnr(shown, frames := context.draw(truth.tokens)),
                 worst_psnr(
                     context.draw(here.tokens + slope.astype(np.float32) @ (to - control)), frames
@@ -146,8 +147,8 @@ def main() -> None:
         for between, distance, *values in measure(context, trust, draw):
             rows[between, distance].append(tuple(values))
 
-    table = Table(title=f"{args.contexts} contexts; frames reach {trust.frame_radius():.3f}, drawn "
-                        f"ones {MIGRATED_REACH:g} times as far")  # fmt: skip
+    reach = trust.frame_radius()
+    table = Table(title=f"{args.contexts} contexts; frames reach {reach:.3f}")
     headings = ("frames between", "distance", "error", "bound", "over", "shown dB", "drawn dB (p5)")
     for name in headings:
         table.add_column(name, justify="right")

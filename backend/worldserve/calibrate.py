@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -23,9 +24,11 @@ from rich.table import Table
 from ctrlcache.calibration import TrustModel, trust_path
 from ctrlcache.conformal import BUDGETS, Pairs, fit
 from ctrlcache.errors import CalibrationError, CtrlCacheError
+from ctrlcache.lending import with_lending
 from ctrlcache.scores import relative_error
 from ctrlcache.transfer import Adapter, Jacobian, Migration, make_migration
-from worldserve.models.protocol import Pixels, WorldModel
+from worldserve.lending import AGEING, collect_ages, psnr_db
+from worldserve.models.protocol import WorldModel
 from worldserve.neighbourhood import ClipLike, Neighbourhood, Sampling, neighbourhood, presents
 
 __all__ = [
@@ -107,8 +110,9 @@ def calibrate_model(
     model: WorldModel,
     clips: Iterable[ClipLike],
     measured_on: Iterable[ClipLike] | None = None,
+    aged_on: Iterable[ClipLike] | None = None,
     *,
-    contexts: int = 600,
+    contexts: int = 260,
     sampling: Sampling | None = None,
     delta: float = 0.05,
     budgets: Sequence[float] = BUDGETS,
@@ -121,6 +125,8 @@ def calibrate_model(
 
     Of several probe radii, the one with the largest mean trust radius is taken. `measured_on`:
     clips for the coverage table, of as many contexts; without them a third of `clips` is set aside.
+    aged_on: clips to find out what probes are worth some frames later, from as many contexts;
+    without them, nothing is lent from one frame to the next, and no frames are drawn.
     """
     how = sampling or Sampling()
     spec = model.spec
@@ -163,15 +169,20 @@ def calibrate_model(
     }
     reach = {r: trust.mean_radius(found[r].curvature, budgets) for r, trust in fitted.items()}
     best = max(reach, key=lambda radius: reach[radius])
-    return fitted[best], reach
-
-
-def psnr_db(a: Pixels, b: Pixels) -> NDArray[np.float64]:
-    """Peak signal-to-noise ratio of frames (..., h, w, 3) in dB; identical frames count as 99."""
-    difference = a.astype(np.float64) - b
-    mse = np.square(difference).mean(axis=(-3, -2, -1))
-    ratio: NDArray[np.float64] = 10 * np.log10(255**2 / np.maximum(mse, 1e-12))
-    return np.minimum(ratio, 99.0)
+    trust = fitted[best]
+    if aged_on is not None:
+        aged = collect_ages(
+            model,
+            aged_on,
+            contexts,
+            trust,
+            move,
+            sampling=replace(AGEING, horizon=how.horizon),
+            seed=seed + 2,
+            advance=advance,
+        )
+        trust = with_lending(trust, aged, budgets)
+    return trust, reach
 
 
 def _frames_psnr(model: WorldModel, around: Neighbourhood) -> NDArray[np.float64]:
@@ -209,7 +220,7 @@ def model_command(
     suite: Annotated[
         list[str], typer.Option(help="Suite; give it several times for several.")
     ] = _SUITES,
-    contexts: Annotated[int, typer.Option(help="Scenes per suite and split, at most.")] = 600,
+    contexts: Annotated[int, typer.Option(help="Scenes per suite and part, at most.")] = 260,
     delta: Annotated[
         float, typer.Option(help="Share of answers that may exceed the bound.")
     ] = 0.05,
@@ -249,11 +260,12 @@ def model_command(
             TimeRemainingColumn(),
             console=console,
         ) as progress:
-            bar = progress.add_task("contexts", total=wanted * (2 if measure else 1))
+            bar = progress.add_task("contexts", total=wanted * (3 if measure else 2))
             trust, reach = calibrate_model(
                 model,
                 of("validation"),
                 of("test") if measure else None,
+                of("validation"),
                 contexts=wanted,
                 sampling=sampling,
                 delta=delta,
@@ -291,11 +303,18 @@ def _summary(trust: TrustModel, reach: dict[float, float]) -> Table:
             table.add_row(
                 row.group, f"{row.budget:g}", str(row.accepted), str(row.over), f"{row.share:.1%}"
             )
+
+    def ages(values: Sequence[float], unit: float = 1.0) -> str:
+        return ", ".join(f"{value / unit:.2f}" for value in values if unit) or "never"
+
     radii = ", ".join(f"{r:g}: {mean:.3f}" for r, mean in reach.items())
     table.caption = (
         f"bound = {trust.floor:.2g} + {trust.q:.3g} (curvature + {trust.kappa0:.3g})"
         f"^{trust.curvature_power:g} distance^{trust.distance_power:g}, up to "
-        f"{trust.max_distance:.2f}; frames within {trust.frame_distance:.3f}; mean trust radius "
-        f"by probe radius: {radii}"
+        f"{trust.max_distance:.2f}; mean trust radius by probe radius: {radii}\n"
+        f"frames are shown within {trust.frame_distance:.3f}, and drawn so many times as far, "
+        f"by age of the slope: {ages(trust.drawn_change, trust.frame_change)}\n"
+        f"a slope is taken to be so many times as curved when lent 1, 2, ... frames on: "
+        f"{ages(trust.lent_curvature)}"
     )
     return table

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from ctrlcache.couplet import Couplet
 from ctrlcache.errors import ConfigError
 from ctrlcache.metrics import Sink, ignore
 from ctrlcache.shared import SharedMemory
-from ctrlcache.templates import decode_templates, prefix, typical_controls
+from ctrlcache.templates import decode_templates, lineage, prefix, typical_controls
+from ctrlcache.tiered import ADOPTED
 from ctrlcache.tiers.cold_store import ColdStore, Templates
 from ctrlcache.tiers.objects import Objects
 from worldserve.inheritance import Inheritance
@@ -76,7 +78,8 @@ class TaskTemplates:
 
     def adopted(self, task: str, couplet: Couplet) -> Couplet | None:
         """An exact, unscored couplet with the trust of a template that has foretold it."""
-        return self._inheritance.from_neighbour(self._couplets(task), couplet)
+        made = self._inheritance.from_neighbour(self._couplets(task), couplet)
+        return made and replace(made, lineage=lineage(ADOPTED, task))
 
     def _couplets(self, task: str) -> list[Couplet]:
         templates = self._store.resident(task) if task else None

@@ -1,28 +1,27 @@
 """Frames for an approximate answer: a neighbour's own, or drawn anew from its migrated tokens.
 
 The scoring probes of a couplet also tell how its predicted tokens change with the control. Moved
-along that slope, they give frames for a neighbouring control at the price of the generator alone:
-at the distance where a neighbour's own frames are down to 35 dB against the full computation, drawn
-ones have more than 55 (`benchmarks/borrowed.py`).
+along that slope, they give frames for a neighbouring control at the price of the generator alone.
+How far that is good enough is calibrated (`ctrlcache.lending`), also for slopes that were probed
+some frames ago; without a calibration nothing is drawn.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctrlcache.calibration import TrustModel
 from ctrlcache.couplet import Couplet
 from ctrlcache.key import digest
 from worldserve.models.protocol import Float
 
 __all__ = ["Drawing", "slope_id", "token_slope"]
 
-#: How many times as far as its frames a couplet's migrated tokens may carry.
-MIGRATED_REACH = 3.0
 _BORROWED = 1_024
 
 
@@ -58,44 +57,50 @@ class _Store(Protocol):
 class Drawing:
     """Decides what may stand for the frames of a control that was not computed.
 
-    frame_reach: by stability, how far (in control units) a couplet's frames may stand for a
-    neighbour's; calibrated.
+    trust: the calibration, which says how far; without it, nothing does.
     """
 
-    def __init__(self, store: _Store, frame_reach: Callable[[float], float]) -> None:
+    def __init__(self, store: _Store, trust: TrustModel | None) -> None:
         self._store = store
-        self._frame_reach = frame_reach
-        self._borrowed: OrderedDict[bytes, bytes] = OrderedDict()
+        self._trust = trust
+        self._borrowed: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
 
-    def borrow(self, couplet: bytes, from_: Sequence[Couplet]) -> None:
-        """Use the slope of the first of these that has one for a couplet that has none yet."""
+    def borrow(self, couplet: bytes, from_: Sequence[Couplet], frames: int) -> None:
+        """Use the slope of the first of these that has one, in a context `frames` frames before,
+        for a couplet that has none yet."""
         for other in from_:
-            lender = self._borrowed.get(other.id, other.id)
+            lender, age = self._borrowed.get(other.id, (other.id, 0))
             if self._store.get_blob(slope_id(lender)) is not None:
-                self._borrowed[couplet] = lender
+                self._borrowed[couplet] = lender, age + frames
                 break
         while len(self._borrowed) > _BORROWED:
             self._borrowed.popitem(last=False)
 
-    def _slope(self, couplet: bytes) -> NDArray[np.float16] | None:
-        slope = self._store.get_blob(slope_id(couplet))
-        if slope is None and couplet in self._borrowed:
-            slope = self._store.get_blob(slope_id(self._borrowed[couplet]))
-        return slope
+    def _slope(self, couplet: bytes) -> tuple[NDArray[np.float16] | None, int]:
+        """The slope to be used for a couplet, and how many frames ago it was probed."""
+        own = self._store.get_blob(slope_id(couplet))
+        if own is not None or couplet not in self._borrowed:
+            return own, 0
+        lender, age = self._borrowed[couplet]
+        return self._store.get_blob(slope_id(lender)), age
 
     def shows(self, couplet: Couplet, distance: float) -> bool:
         """Whether the couplet's own frames are good enough at this distance."""
-        return couplet.frames is not None and distance <= self._frame_reach(couplet.stability)
+        if couplet.frames is None or self._trust is None:
+            return False
+        return distance <= self._trust.frame_radius(couplet.stability)
 
     def tokens(self, space: bytes, control: Float) -> Float | None:
         """Tokens (H, N, D) to draw the frames for `control` from, or None where nobody is near."""
+        if self._trust is None:
+            return None
         for couplet in self._store.trusted_near(space, control):
             delta = control - couplet.control
-            reach = MIGRATED_REACH * self._frame_reach(couplet.stability)
-            if np.linalg.norm(delta) > reach:
+            distance = float(np.linalg.norm(delta))
+            if distance > self._trust.drawn_radius(couplet.stability):
                 continue
-            slope = self._slope(couplet.id)
-            if slope is None:
+            slope, age = self._slope(couplet.id)
+            if slope is None or distance > self._trust.drawn_radius(couplet.stability, age):
                 continue
             whole = self._store.fetch(couplet.id, ("tokens",))
             if whole is None or whole.tokens is None or whole.lossy:

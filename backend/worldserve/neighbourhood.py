@@ -8,7 +8,7 @@ probes around it, and under other controls nearby.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,15 @@ from ctrlcache.scores import Scores, probe_controls, scores_from_probes
 from ctrlcache.transfer import Migration
 from worldserve.models.protocol import Float, Pixels, RolloutInput, RolloutOutput, WorldModel
 
-__all__ = ["ClipLike", "Neighbourhood", "Present", "Sampling", "neighbourhood", "presents"]
+__all__ = [
+    "ClipLike",
+    "Neighbourhood",
+    "Present",
+    "Sampling",
+    "around",
+    "neighbourhood",
+    "presents",
+]
 
 
 class ClipLike(Protocol):
@@ -41,7 +49,8 @@ class Present:
     """A point of a clip at which the model can be asked; `memory` is of what came before.
 
     position: frame number in the clip. tokens (N, D) and frame (h, w, 3) of the present frame.
-    control (C,): what was done next.
+    control (C,): what was done next. frames_after, controls_after: what came of it, and what was
+    done there, for as many frames as the horizon has.
     """
 
     position: int
@@ -51,6 +60,8 @@ class Present:
     control: Float
     conditioning: Any
     operation: str
+    frames_after: Pixels = field(default_factory=lambda: np.zeros((0, 1, 1, 3), np.uint8))
+    controls_after: Float = field(default_factory=lambda: np.zeros((0, 1), np.float32))
 
 
 @dataclass(frozen=True)
@@ -146,6 +157,8 @@ def presents(
                 clip.controls[at],
                 conditioning,
                 clip.operation,
+                clip.frames[at + 1 : at + 1 + horizon],
+                clip.controls[at + 1 : at + 1 + horizon],
             )
 
 
@@ -163,7 +176,7 @@ def neighbourhood(
         real = rng.random() < 0.5
         control = present.control if real else rng.uniform(-1, 1, axes).astype(np.float32)
     control = np.clip(control, -1, 1).astype(np.float32)
-    queries = _around(control, rng, sampling)
+    queries = around(control, rng, sampling)
     probes = {r: probe_controls(control, r) for r in sampling.probe_radii}
     asked = np.concatenate([control[None], queries, *probes.values()])  # (1 + m + 2 C n, C)
     made = model.rollout(
@@ -186,7 +199,7 @@ def neighbourhood(
     return Neighbourhood(present, control, made[0], probed, queries, made[1:first])
 
 
-def _around(control: Float, rng: np.random.Generator, sampling: Sampling) -> Float:
+def around(control: Float, rng: np.random.Generator, sampling: Sampling) -> Float:
     """Query controls (m, C) at drawn distances; half of them differ along some axes only."""
     axes = control.size
     drawn = rng.uniform(np.log(sampling.nearest), np.log(sampling.farthest), sampling.queries)

@@ -20,7 +20,7 @@ from worldserve.agenda import Agenda
 from worldserve.background import Background, Urgency
 from worldserve.cold import TaskTemplates
 from worldserve.drawing import Drawing, slope_id, token_slope
-from worldserve.inheritance import GENERATIONS, Inheritance
+from worldserve.inheritance import Inheritance
 from worldserve.models.protocol import Checkpoint, Float, RolloutInput, WorldModel
 from worldserve.recall import Made, Present, Recall
 from worldserve.session import Session
@@ -181,18 +181,18 @@ class Scorer:
         near = self._keeper.trusted_near(couplet.space, couplet.control, ("jacobian",))
         inherited = self._inheritance.from_neighbour(near, couplet)
         if inherited is not None:
-            self._keeper.admit(replace(inherited, lineage=couplet.lineage))
+            self._keeper.admit(inherited)
         return inherited is not None
 
     def _trusted_by_past(self, place: Place, couplet: Couplet) -> float:
         """Admit a couplet with what is left of the trust of one some frames before; its radius."""
-        session = place.session
-        for frames in range(1, min(GENERATIONS, session.present - session.first) + 1):
+        session, generations = place.session, self._inheritance.generations
+        for frames in range(1, min(generations, session.present - session.first) + 1):
             space = place.space_before(frames)
             scored = self._keeper.trusted_near(space, couplet.control, ("jacobian",))
             inherited = self._inheritance.from_past(scored, couplet, frames)
             if inherited is not None:
-                self._drawing.borrow(couplet.id, scored)
+                self._drawing.borrow(couplet.id, scored, frames)
                 self._keeper.admit(inherited)
                 return inherited.radius
         return 0.0

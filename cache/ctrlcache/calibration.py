@@ -59,6 +59,11 @@ class TrustModel:
     `fixed` starts from; rho_max: 99th percentile of their sensitivity. frame_distance: control
     distance up to which a neighbour's frames keep `frame_psnr_db` in a share 1 - delta of pairs;
     frame_change: the same in terms of sensitivity x distance. 0 means never.
+
+    What is taken over from k frames ago: drawn_change[k]: as frame_change, for frames that are
+    drawn from tokens moved along a slope of that age (k = 0: the couplet's own), which are to keep
+    `drawn_psnr_db`. lent_curvature[k - 1]: by how much more curved a Jacobian of that age is to be
+    taken. What these do not reach is neither drawn nor lent.
     """
 
     weights_digest: str
@@ -82,6 +87,9 @@ class TrustModel:
     contexts: int
     created: str
     coverage: tuple[CoverageRow, ...] = ()
+    drawn_psnr_db: float = 40.0
+    drawn_change: tuple[float, ...] = ()
+    lent_curvature: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = [f.name for f in fields(self) if f.type == "float"]
@@ -95,6 +103,9 @@ class TrustModel:
         negative = [n for n in numbers if n not in signed and getattr(self, n) < 0]
         if negative:
             raise CalibrationError(f"{negative[0]} must not be negative")
+        for name, least in (("drawn_change", 0.0), ("lent_curvature", 1.0)):
+            if not all(math.isfinite(v) and v >= least for v in getattr(self, name)):
+                raise CalibrationError(f"{name} must be finite and at least {least:g}")
         if not (self.q > 0 and self.distance_power > 0 and 0 < self.delta < 1):
             raise CalibrationError(
                 "q > 0, distance_power > 0 and delta in (0, 1) are needed, got "
@@ -140,12 +151,29 @@ class TrustModel:
         """
         if stability is None:
             return min(self.frame_distance, self.max_distance)
+        return self._reach(self.frame_change, stability)
+
+    def drawn_radius(self, stability: float, frames: int = 0) -> float:
+        """Distance within which a neighbour's frames may be drawn from a couplet's tokens, moved
+        along a slope that was probed `frames` frames ago."""
+        if not 0 <= frames < len(self.drawn_change):
+            return 0.0
+        return self._reach(self.drawn_change[frames], stability)
+
+    def lent_factor(self, frames: int) -> float:
+        """By how much more curved a Jacobian, probed `frames` frames ago, is to be taken; inf: it
+        is not to be used at all."""
+        if not 0 <= frames <= len(self.lent_curvature):
+            return math.inf
+        return self.lent_curvature[frames - 1] if frames else 1.0
+
+    def _reach(self, change: float, stability: float) -> float:
         sensitivity = self.rho_max - stability
         if math.isnan(sensitivity) or math.isinf(sensitivity):
             return 0.0
-        if sensitivity * self.max_distance <= self.frame_change:
+        if sensitivity * self.max_distance <= change:
             return self.max_distance
-        return self.frame_change / sensitivity
+        return change / sensitivity
 
     def save(self, path: Path) -> None:
         """Write JSON, atomically."""
@@ -173,6 +201,8 @@ class TrustModel:
             )
         try:
             rows = tuple(CoverageRow(**row) for row in record.pop("coverage", ()))
+            for name in ("drawn_change", "lent_curvature"):
+                record[name] = tuple(map(float, record.get(name, ())))
             return cls(**record, coverage=rows)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise CalibrationError(f"{path} does not fit ({error}); {advice}") from error

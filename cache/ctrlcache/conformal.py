@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ctrlcache.calibration import CoverageRow, TrustModel
 from ctrlcache.errors import CalibrationError
 
-__all__ = ["BUDGETS", "Pairs", "coverage", "fit"]
+__all__ = ["BUDGETS", "Judge", "Pairs", "coverage", "fit", "frames_hold"]
 
 Double = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -154,6 +154,24 @@ def _tally(pairs: Pairs, member: Ints, groups: int, bounds: Double, budget: floa
     )
 
 
+def _fails(
+    pairs: Pairs,
+    member: Ints,
+    groups: int,
+    bounds: Double,
+    budget: float,
+    delta: float,
+    all_judged: int | None = None,
+) -> bool:
+    """Whether too many uses exceed their bound, in any group that has enough contexts; all_judged:
+    how many are enough for all uses together."""
+    tally = _tally(pairs, member, groups, bounds, budget)
+    judged = tally.contexts >= _enough(delta)
+    if all_judged is not None:
+        judged[0] = tally.contexts[0] >= all_judged
+    return bool((tally.corrected()[judged] > _TARGET * delta).any())
+
+
 class _Search:
     """Looks for the factor of a form: whether one holds, the smallest roughly, and for certain."""
 
@@ -176,12 +194,10 @@ class _Search:
     def holds(self, q: float) -> bool:
         """Coverage in every group that has enough contexts, at every budget."""
         bounds = self._form.floor + q * self._growth
-        for budget in self._budgets:
-            tally = _tally(self._pairs, self._member, self._groups, bounds, budget)
-            judged = tally.contexts >= _enough(self._delta)
-            if (tally.corrected()[judged] > _TARGET * self._delta).any():
-                return False
-        return True
+        return all(
+            not _fails(self._pairs, self._member, self._groups, bounds, budget, self._delta)
+            for budget in self._budgets
+        )
 
     def roughly(self) -> float:
         """By bisection, as if coverage could only grow with q: to compare forms."""
@@ -300,8 +316,8 @@ def fit(
         stability_threshold=0.0,
         transferability_threshold=float(np.quantile(scored.transferability, 0.25)),
         frame_psnr_db=frame_psnr_db,
-        frame_distance=_frames_hold(pairs, pairs.distance, frame_psnr_db, delta),
-        frame_change=_frames_hold(pairs, pairs.distance * pairs.sensitivity, frame_psnr_db, delta),
+        frame_distance=frames_hold(pairs, pairs.distance, frame_psnr_db, delta),
+        frame_change=frames_hold(pairs, pairs.distance * pairs.sensitivity, frame_psnr_db, delta),
         pairs=len(pairs),
         contexts=len(np.unique(pairs.context)),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -331,6 +347,31 @@ def coverage(
     return tuple(rows)
 
 
+class Judge:
+    """Tells of bounds for some pairs whether they hold, in every group that can be judged, at every
+    budget."""
+
+    def __init__(self, pairs: Pairs, delta: float, budgets: Sequence[float] = BUDGETS) -> None:
+        self._usable = np.isfinite(pairs.curvature) & np.isfinite(pairs.error)
+        self._pairs = pairs.take(self._usable)
+        self._delta, self._budgets = delta, budgets
+        groups = _Groups.of(self._pairs, _enough(delta))
+        self._member, self._count = groups.membership(self._pairs), len(groups.names)
+
+    def holds(self, bounds: Double) -> bool | None:
+        """bounds (n,): of all pairs. None where the accepted uses come from too few contexts to
+        tell."""
+        bounds = bounds[self._usable]
+        # All uses of a budget together are judged even where they are few: nothing else would be.
+        accepted, enough = bounds <= max(self._budgets), _enough(self._delta) // 2
+        if len(np.unique(self._pairs.context[accepted])) < enough:
+            return None
+        return not any(
+            _fails(self._pairs, self._member, self._count, bounds, budget, self._delta, enough)
+            for budget in self._budgets
+        )
+
+
 def _farthest(
     pairs: Pairs, form: _Form, q: float, groups: _Groups, budget: float, delta: float
 ) -> float:
@@ -342,7 +383,7 @@ def _farthest(
     return float(groups.edges[bins]) if bins else 0.0
 
 
-def _frames_hold(pairs: Pairs, measure: Double, psnr_db: float, delta: float) -> float:
+def frames_hold(pairs: Pairs, measure: Double, psnr_db: float, delta: float) -> float:
     """The largest value of `measure` up to which frames keep `psnr_db` in a share 1 - delta.
 
     Bin by bin, from the smallest values on, with the same correction as the bound; 0 where even

@@ -80,18 +80,34 @@ def test_approximate_answers_keep_their_word(start_tiny, connect, tmp_path):
 
 
 def test_a_neighbours_frames_are_shown_only_nearby(start_tiny, connect, tmp_path):
-    """Within the calibrated distance its frames are good enough; beyond, frames are computed."""
-    trust_the_tiny_model(tmp_path)
-    settings = {"weights_dir": str(tmp_path), "trust_max_error": "2"}
+    """Within the reach of its frames they are shown as they are; within the reach of its slope,
+    frames are drawn anew; beyond, they are computed."""
+    trust = trust_the_tiny_model(tmp_path, drawn_change=(0.4,))
+    settings = {"weights_dir": str(tmp_path), "trust_max_error": "2", "prefetch": "false"}
     wire = connect(start_tiny(parameters=settings))
     wire.ask(HELD, 1, frames=clip(3), start=True)
     first = wire.ask(HELD, 1, drain=True)
-    near = wire.ask(HELD + 0.005, 1, max_error=0.1)
+    stability = float(first["SCORES"][0])
+    shown, drawn = trust.frame_radius(stability), trust.drawn_radius(stability)
+    assert 0 < shown < drawn < trust.max_distance
+
+    def ask(distance):
+        return wire.ask(HELD + np.float32(distance / 2**0.5), 1, max_error=2)
+
+    near = ask(shown * 0.9)
     assert not near["EXACT"][0]
     assert np.array_equal(near["PREDICTED_FRAMES"], first["PREDICTED_FRAMES"])
-    far = HELD + np.float32(0.12)
-    assert not wire.ask(far, 1, outputs=["EXACT"], max_error=2)["EXACT"][0]
-    assert wire.ask(far, 1, max_error=2)["EXACT"][0]
+    between = ask((shown + drawn) / 2)
+    assert not between["EXACT"][0]
+    assert not np.array_equal(between["PREDICTED_FRAMES"], first["PREDICTED_FRAMES"])
+    asked = HELD + np.float32((shown + drawn) / 2 / 2**0.5)
+    _, truth = Truth(clip(3), [HELD] * 2).predict(asked)
+
+    def off(frames):
+        return np.abs(frames.astype(int) - truth).mean()
+
+    assert off(between["PREDICTED_FRAMES"]) < off(first["PREDICTED_FRAMES"]) / 4
+    assert ask(drawn * 1.05)["EXACT"][0]
 
 
 def test_the_warm_tier_outlives_the_server(start_tiny, connect, tmp_path):

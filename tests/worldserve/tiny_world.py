@@ -97,10 +97,11 @@ class Truth:
         return out.states, frames
 
 
-def trust_the_tiny_model(directory, seed=0):
-    """Write a calibration beside (absent) weights: cautious, and made for the tiny model."""
+def trust_the_tiny_model(directory, seed=0, **lending):
+    """Write a calibration beside (absent) weights: cautious, and made for the tiny model; lending:
+    what is drawn and what is lent, nothing where it is not said."""
     spec = TinyWorldModel(seed).spec
-    TrustModel(
+    trust = TrustModel(
         weights_digest=spec.weights_digest,
         migration="jacobian",
         delta=0.05,
@@ -121,7 +122,10 @@ def trust_the_tiny_model(directory, seed=0):
         pairs=1000,
         contexts=100,
         created="2026-01-01",
-    ).save(trust_path(directory))
+        **lending,
+    )
+    trust.save(trust_path(directory))
+    return trust
 
 
 def controls(count, seed=0):
