@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from worldserve.bench.report import machine
 
 __all__ = ["Row", "markdown", "write_page", "write_results"]
 
@@ -59,21 +59,8 @@ def median(values: list[float]) -> float | None:
 
 def write_results(rows: list[Row], took_s: float, path: Path) -> None:
     """JSON, with the machine and the commit."""
-    cpu = next(
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     content = {
-        "machine": f"{cpu}, {os.cpu_count()} threads, Linux {os.uname().release}",
-        "commit": commit,
+        "made_on": machine(),
         "took_s": round(took_s),
         "rows": [asdict(row) for row in rows],
     }
