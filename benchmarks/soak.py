@@ -182,6 +182,8 @@ def _name(command: Sequence[str]) -> str:
     program = Path(command[0]).name if command else "?"
     if program == "triton_python_backend_stub":
         return Path(command[1]).parent.parent.name
+    if "juicefs" in " ".join(command[:1]):
+        return "object store"
     return "guard" if any(part.endswith("guard.py") for part in command) else program
 
 
