@@ -66,7 +66,7 @@ class Generator(nn.Module):
     def enter(
         self, x: Tensor, t: Tensor, last: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """What the blocks take: (h (M, grid * grid, D), condition (M, D)); and what `leave` does."""
+        """What the blocks take: h (M, grid * grid, D), condition (M, D); and what `leave` does."""
         frequency = torch.exp(torch.linspace(0, math.log(1000), 32, device=x.device))
         phase = t[:, None] * frequency
         condition = F.silu(self.time_in(torch.cat((phase.sin(), phase.cos()), -1)))

@@ -22,6 +22,7 @@ __all__ = [
     "Float",
     "ModelSpec",
     "Pixels",
+    "Rendering",
     "RolloutInput",
     "RolloutOutput",
     "WorldModel",
@@ -41,7 +42,8 @@ class ModelSpec:
     `physical` and `semantic` are ranges [start, stop) of state dimensions; `state_scale`
     (state_dim,) holds the standard deviation of each dimension over the training data, which makes
     errors of states comparable. `receptive_field` frames of history, at most, influence a
-    prediction; `window` of them are attended to directly.
+    prediction; `window` of them are attended to directly. reuse: policies that `generate` can be
+    asked for in a `Rendering`, max_steps: steps; a model without any is never given a Rendering.
     """
 
     name: str
@@ -61,6 +63,8 @@ class ModelSpec:
     operations: tuple[str, ...] = ()
     views: tuple[str, ...] = ("front",)
     frame_interval_s: float = 0.1
+    reuse: tuple[str, ...] = ()
+    max_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,28 @@ class RolloutOutput:
     tokens: Float
     states: Float
     slice: Float
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How frames are drawn from predicted tokens: steps of the generator, policy of reuse between
+    them, and the PSNR in dB to frames drawn without reuse that it must keep."""
+
+    steps: int = 1
+    reuse: str = "none"
+    quality_db: float = 35.0
+
+    @property
+    def approximate(self) -> bool:
+        """Whether frames may differ from those drawn without reuse."""
+        return self.reuse != "none" and self.steps > 1
+
+    @property
+    def mark(self) -> bytes:
+        """Tells apart renderings that give other frames; empty for the plain one."""
+        if not self.approximate:
+            return b"" if self.steps == 1 else b"%d" % self.steps
+        return f"{self.steps} {self.reuse} {self.quality_db!r}".encode()
 
 
 class WorldModel(Protocol):
@@ -139,7 +165,11 @@ class WorldModel(Protocol):
         seeds: Sequence[int],
         checkpoint: Checkpoint | None = None,
     ) -> list[Pixels]:
-        """Frames (H, h, w, 3) for each of the predicted tokens (H, N, D)."""
+        """Frames (H, h, w, 3) for each of the predicted tokens (H, N, D).
+
+        A model whose `spec.reuse` is not empty takes two further arguments, each None or one for
+        each: `renderings` (Rendering), and `plans` (H, C), the controls that were predicted under.
+        """
         ...
 
     def physics(self, states: Float) -> Float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ctrlcache.errors import CalibrationError
+from ctrlcache.metrics import BlocksDecided, Sink, ignore
+from worldcache.policies import kinds
+from worldcache.reuse_calibration import POLICIES, ReuseCalibration, reuse_path
+from worldcache.running import Reuse
+from worldcache.steps import Policy
+from worldserve.models import stepping
 from worldserve.models.dynamics import Group, Memory
 from worldserve.models.generator import settle
 from worldserve.models.network import NetworkConfig, WorldNetwork
@@ -24,15 +32,18 @@ from worldserve.models.protocol import (
     Float,
     ModelSpec,
     Pixels,
+    Rendering,
     RolloutInput,
     RolloutOutput,
 )
 
 __all__ = ["ReferenceWorldModel", "Statistics", "save_weights"]
 
+_log = logging.getLogger(__name__)
 _CHUNK = 32  # frames encoded at once
 _AT_ONCE = 2  # frames embedded at once
 _MAX_HORIZON = 16
+_MAX_STEPS = 64
 _WEIGHTS, _CONFIG = "weights.safetensors", "config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -65,6 +76,7 @@ class ReferenceWorldModel:
         digest: str,
         dtype: str = "float32",
         generator_steps: int = 1,
+        reuse: ReuseCalibration | None = None,
     ) -> None:
         if dtype not in _DTYPES:
             raise ValueError(f"dtype {dtype!r}; known: {', '.join(_DTYPES)}")
@@ -72,7 +84,10 @@ class ReferenceWorldModel:
         self._network = network.eval().to(self.device)
         self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._dtype = _DTYPES[dtype]
-        self._steps = generator_steps
+        #: Told of what is reused; set by whoever serves the model.
+        self.on_event: Sink = ignore
+        self._plain = Rendering(generator_steps)
+        self._reuse = reuse or ReuseCalibration(digest, {})
         self._statistics = statistics
         config = network.config
         self._config = config
@@ -93,6 +108,8 @@ class ReferenceWorldModel:
             state_scale=statistics.state_scale,
             operations=config.operations,
             views=config.views,
+            reuse=POLICIES,
+            max_steps=_MAX_STEPS,
         )
 
     @classmethod
@@ -117,7 +134,12 @@ class ReferenceWorldModel:
         # What is read beside the weights shapes answers, too.
         beside = json.dumps([raw["network"], raw["statistics"]], sort_keys=True).encode()
         digest = hashlib.blake2b(path.read_bytes() + beside, digest_size=16).hexdigest()
-        return cls(network, statistics, digest, dtype, generator_steps)
+        try:
+            reuse = ReuseCalibration.load(reuse_path(Path(directory)), digest)
+        except CalibrationError as error:
+            _log.warning("nothing is reused between the generator's steps: %s", error)
+            reuse = None
+        return cls(network, statistics, digest, dtype, generator_steps, reuse)
 
     @property
     def spec(self) -> ModelSpec:
@@ -205,22 +227,59 @@ class ReferenceWorldModel:
         tokens: Sequence[Float],
         seeds: Sequence[int],
         checkpoint: Checkpoint | None = None,
+        renderings: Sequence[Rendering] | None = None,
+        plans: Sequence[Float] | None = None,
     ) -> list[Pixels]:
         made = []
-        for frame, predicted, seed in zip(last_frames, tokens, seeds, strict=True):
-            with self._inference():
-                last = self._images(frame[None]).expand(len(predicted), -1, -1, -1)
-                draw = np.random.default_rng(seed).standard_normal(last.shape, np.float32)
-                image = self._network.generator.sample(
-                    last,
-                    self._tensor(predicted),
-                    self._tensor(draw),
-                    self._steps,
-                    checkpoint,
-                )
-                still = float(self._statistics.still_change[0])
-                made.append(_to_pixels(settle(image, last, still)))
+        for index, (frame, predicted, seed) in enumerate(
+            zip(last_frames, tokens, seeds, strict=True)
+        ):
+            how = self._plain if renderings is None else renderings[index]
+            policy = self._reuse.policy(how.reuse, how.steps, how.quality_db)
+            plan = None if plans is None else plans[index]
+            frames, _ = self.draw(frame, predicted, seed, how.steps, policy, plan, checkpoint)
+            made.append(frames)
         return made
+
+    def recalibrate(self, reuse: ReuseCalibration) -> None:
+        """Use another calibration of step reuse from now on."""
+        self._reuse = reuse
+
+    def flow(self, frame: Pixels, tokens: Float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What the generator begins with: last frame (H, 3, h, w), tokens (H, N, D), noise."""
+        last = self._images(frame[None]).expand(len(tokens), -1, -1, -1)
+        noise = np.random.default_rng(seed).standard_normal(last.shape, np.float32)
+        return last, self._tensor(tokens), self._tensor(noise)
+
+    def draw(
+        self,
+        frame: Pixels,
+        tokens: Float,
+        seed: int,
+        steps: int,
+        policy: Policy,
+        plan: Float | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> tuple[Pixels, Reuse]:
+        """Frames (H, h, w, 3) from tokens (H, N, D), and what was reused on the way.
+
+        All state of the reuse lives and dies here.
+        """
+        reuse = Reuse(policy, len(tokens), steps, () if plan is None else kinds(plan), plan)
+        with self._inference():
+            last, *_ = flow = self.flow(frame, tokens, seed)
+            generator, calibrated = self._network.generator, self._reuse
+            if policy.name == "none":
+                image = generator.sample(*flow, steps, checkpoint)
+            else:
+                image = stepping.sample(
+                    generator, *flow, reuse, calibrated.change, calibrated.settings, checkpoint
+                )
+                computed = reuse.tally.computed
+                self.on_event(BlocksDecided("computed", computed))
+                self.on_event(BlocksDecided("reused", reuse.tally.total - computed))
+            still = float(self._statistics.still_change[0])
+            return _to_pixels(settle(image, last, still)), reuse
 
     def physics(self, states: Float) -> Float:
         stop = self._config.state.physical[1]

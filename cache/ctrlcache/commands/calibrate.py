@@ -1,8 +1,8 @@
-"""`ctrlcache calibrate device` and `ctrlcache calibrate model`.
+"""`ctrlcache calibrate device`, `ctrlcache calibrate model` and `ctrlcache calibrate reuse`.
 
 Calibrating a model needs a model, of which this package knows nothing: whoever provides models
-registers a command as `calibrate.model` in the entry-point group `ctrlcache.commands`, and it is
-loaded when it is called.
+registers commands as `calibrate.model` and `calibrate.reuse` in the entry-point group
+`ctrlcache.commands`; they are loaded when they are called.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ctrlcache.errors import InvalidInput
 
 __all__ = ["app", "read_samples"]
 
-_GROUP, _MODEL = "ctrlcache.commands", "calibrate.model"
+_GROUP = "ctrlcache.commands"
 
 app = typer.Typer(help="Calibrate control devices, and the trust in approximate answers.")
 
@@ -56,21 +56,33 @@ def device(
     console.print(f"written to {path}; epoch {made.epoch}", soft_wrap=True)
 
 
-@app.command(
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
+_FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(add_help_option=False, context_settings=_FOREIGN)
 def model(context: typer.Context) -> None:
     """Calibrate how far a model's cached answers can be trusted (writes trust.json)."""
-    found = [entry for entry in entry_points(group=_GROUP) if entry.name == _MODEL]
+    _foreign("model", context)
+
+
+@app.command(add_help_option=False, context_settings=_FOREIGN)
+def reuse(context: typer.Context) -> None:
+    """Calibrate which quality reuse between generator steps keeps (writes reuse.json)."""
+    _foreign("reuse", context)
+
+
+def _foreign(name: str, context: typer.Context) -> None:
+    """Run what another package provides as `calibrate.<name>`."""
+    wanted = f"calibrate.{name}"
+    found = [entry for entry in entry_points(group=_GROUP) if entry.name == wanted]
     if not found:
         raise _failure(
-            f"nothing provides models: no entry point {_MODEL!r} in group {_GROUP!r}; "
+            f"nothing provides models: no entry point {wanted!r} in group {_GROUP!r}; "
             "install the package with `pip install 'ctrlcache[serve]'`"
         )
     inner = typer.Typer(add_completion=False)
     inner.command()(found[0].load())
-    typer.main.get_command(inner).main(args=context.args, prog_name="ctrlcache calibrate model")
+    typer.main.get_command(inner).main(args=context.args, prog_name=f"ctrlcache calibrate {name}")
 
 
 def _failure(text: str) -> typer.Exit:

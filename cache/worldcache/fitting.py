@@ -1,0 +1,144 @@
+"""Fitting a calibration of step reuse to a generator, whatever it is.
+
+A `Subject` generates; everything else is done here, on cases that nobody was trained on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worldcache.content import Rung, ladder_of
+from worldcache.policies import Schedule, thresholds
+from worldcache.reuse_calibration import Knob, StepTable, make, peak_quantile
+from worldcache.steps import Policy
+
+__all__ = ["Run", "Subject", "fit_table", "rmse_levels"]
+
+#: Activity, in grey levels, that every chunk is taken to have at least.
+LEAST_ACTIVITY = 0.5
+_BEAM, _CHOSEN_ON = 2, 6
+
+
+class Run(Protocol):
+    """One generation: frames (M, ...) scaled to 8-bit levels, what was skipped, activities (M,)."""
+
+    @property
+    def frames(self) -> NDArray[Any]: ...
+    @property
+    def skipped(self) -> float: ...
+    @property
+    def activity(self) -> NDArray[np.float64]: ...
+
+
+class Subject(Protocol):
+    """A generator under test, for a fixed number of steps."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def outputs(self, case: int) -> Sequence[Tensor]:
+        """What an undisturbed generation gives at each step (M, ...)."""
+        ...
+
+    def run(self, case: int, policy: Policy) -> Run: ...
+
+
+def rmse_levels(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """Root mean square error of each chunk (M,) in the unit of the frames."""
+    error = (a.astype(np.float64) - b).reshape(len(a), -1)
+    rmse: NDArray[np.float64] = np.sqrt(np.square(error).mean(1))
+    return rmse
+
+
+def fit_table(
+    subject: Subject,
+    cases: int,
+    policies: Sequence[str] = ("teacache", "easycache", "control", "chunk"),
+    delta: float = 0.05,
+    advance: Callable[[], None] = lambda: None,
+) -> StepTable:
+    """Everything that is calibrated for the subject's number of steps."""
+    truths = [subject.run(case, make("none", 0)) for case in range(cases)]
+    slopes = fit_slopes(subject, cases)
+    advance()
+    rungs = []
+    reference = float(np.median(np.concatenate([run.activity for run in truths])))
+    for steps in _schedules(subject, truths[: min(cases, _CHOSEN_ON)], slopes):
+        ratios = []
+        for case, truth in enumerate(truths):
+            run = subject.run(case, _schedule(steps, slopes))
+            ratios.append(rmse_levels(run.frames, truth.frames) / (truth.activity + LEAST_ACTIVITY))
+        # One rank further than the plain quantile: split-conformal, valid for finite samples.
+        flat = np.sort(np.concatenate(ratios))
+        rank = min(int(np.ceil((1 - delta) * (len(flat) + 1))), len(flat)) - 1
+        rungs.append(Rung(steps, float(flat[rank]), float(flat[rank]) * LEAST_ACTIVITY))
+        advance()
+    knobs = {}
+    for name in policies:
+        knobs[name] = tuple(
+            _knob(subject, truths, name, value, delta) for value in thresholds(name)
+        )
+        advance()
+    return StepTable(knobs, ladder_of(rungs, subject.steps, reference), slopes)
+
+
+def fit_slopes(subject: Subject, cases: int) -> dict[tuple[int, int, int], float]:
+    """By least squares: how far outputs go on from two earlier ones, along their difference."""
+    above: dict[tuple[int, int, int], float] = defaultdict(float)
+    below: dict[tuple[int, int, int], float] = defaultdict(float)
+    for case in range(cases):
+        outputs = subject.outputs(case)
+        for a, b in itertools.combinations(range(len(outputs) - 1), 2):
+            apart = outputs[b] - outputs[a]
+            size = float(apart.square().sum())
+            for step in range(b + 1, len(outputs)):
+                above[a, b, step] += float((apart * (outputs[step] - outputs[b])).sum())
+                below[a, b, step] += size
+    return {key: float(np.clip(above[key] / max(below[key], 1e-12), 0, 2)) for key in above}
+
+
+def _schedule(steps: tuple[int, ...], slopes: dict[tuple[int, int, int], float]) -> Schedule:
+    return Schedule(steps=(steps,), slopes=tuple(slopes.items()))
+
+
+def _schedules(
+    subject: Subject, truths: Sequence[Run], slopes: dict[tuple[int, int, int], float]
+) -> list[tuple[int, ...]]:
+    """The best schedules of each length, grown step by step from first and last."""
+    last = subject.steps - 1
+    beam: list[tuple[int, ...]] = [(0, last)]
+    found = list(beam)
+    while len(beam[0]) < subject.steps - 1 and len(beam[0]) < 10:
+        grown = {
+            tuple(sorted((*steps, extra)))
+            for steps in beam
+            for extra in range(1, last)
+            if extra not in steps
+        }
+        scored = []
+        for steps in grown:
+            errors = [
+                rmse_levels(subject.run(case, _schedule(steps, slopes)).frames, truth.frames)
+                for case, truth in enumerate(truths)
+            ]
+            scored.append((float(np.log(np.concatenate(errors) + 1e-2).mean()), steps))
+        beam = [steps for _, steps in sorted(scored)[:_BEAM]]
+        found += beam
+    return found
+
+
+def _knob(subject: Subject, truths: Sequence[Run], name: str, value: float, delta: float) -> Knob:
+    levels, skipped = [], []
+    for case, truth in enumerate(truths):
+        run = subject.run(case, make(name, value))
+        levels.append(rmse_levels(run.frames, truth.frames))
+        skipped.append(run.skipped)
+    kept, mean = peak_quantile(np.concatenate(levels), delta)
+    return Knob(value, kept, mean, float(np.mean(skipped)))
