@@ -17,7 +17,6 @@ bit for bit, the frames from before. `benchmarks/editing.py` measures how far th
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,16 +31,10 @@ from worldcache.editing import Features, Memo, Report, content
 from worldserve.models.protocol import Float, Pixels, RolloutInput, WorldModel
 from worldserve.opening import provenance_of
 
-__all__ = ["MARGIN_PX", "Anchor", "Director", "Film", "Repaint", "Segment", "phrases"]
+__all__ = ["MARGIN_PX", "Anchor", "Director", "Film", "Repaint", "Segment"]
 
 #: How far outside of its box a repaint may change the picture.
 MARGIN_PX = 4
-_BREAK = re.compile(r"\s*(?:;|\.(?=\s|$)|,?\s+and then\b|,?\s+then\b|\n)\s*", re.IGNORECASE)
-
-
-def phrases(prompt: str) -> list[str]:
-    """The phrases of a prompt: between `;`, `.`, `then`, `and then` and line breaks."""
-    return [part for part in _BREAK.split(prompt.strip()) if part]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from tiny_world import clip, controls
 from ctrlcache.errors import InvalidInput
 from worldcache.editing import PlainStore
 from worldserve.models.tiny import TinyWorldModel
-from worldserve.storyboard import MARGIN_PX, Anchor, Director, Repaint, Segment, phrases
+from worldserve.storyboard import MARGIN_PX, Anchor, Director, Repaint, Segment
 
 MODEL = TinyWorldModel()
 CHUNK = MODEL.spec.max_horizon // 2
@@ -154,17 +154,6 @@ def test_a_quick_repaint_moves_as_before_and_changes_the_box_alone():
     drawn = anew(repainted(exact=True)).frames[box].astype(int)
     quick, untouched = (np.abs(f.frames[box].astype(int) - drawn).mean() for f in (film, before))
     assert quick < 0.4 * untouched
-
-
-def test_a_prompt_falls_into_phrases():
-    """At semicolons, full stops, line breaks and `then`; a number's point is none."""
-    assert phrases("open the drawer; lift it 0.5 cm, and then close it. Wait") == [
-        "open the drawer",
-        "lift it 0.5 cm",
-        "close it",
-        "Wait",
-    ]
-    assert phrases(" ") == []
 
 
 @pytest.mark.parametrize(
