@@ -304,7 +304,9 @@ class Runtime:
         wanted = self._ports or (config.http_port, config.grpc_port, config.metrics_port)
         self._ports = free_ports(tuple(config.servers), wanted)
         clear_stop(self.run_dir)
-        threads = threads_per_instance(config.instances or 1)
+        threads = threads_per_instance(
+            max((self.instances[name] for name in self.models), default=1)
+        )
         environment = self._access.without_secrets(server_environment(self._files, threads))
         environment[processes.RUN_ID_VARIABLE] = self.run_id
         environment[RUN_DIR_VARIABLE] = str(self.run_dir)
