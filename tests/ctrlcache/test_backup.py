@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tier_openers import shm_path
 from warm_process import identity, open_tier, payload, record
+from warm_setting import LIMIT, SEGMENT
 
 from ctrlcache.backup import backup, read_manifest, restore
 from ctrlcache.errors import InvalidInput
 from ctrlcache.tiers.warm import WarmTier
-
-LIMIT, SEGMENT = 64 << 20, 128 << 10
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Iterator[Path]:
-    path = shm_path(tmp_path)
-    yield path
-    for item in path.parent.glob(f"{path.name}*"):
-        shutil.rmtree(item)
 
 
 @pytest.fixture

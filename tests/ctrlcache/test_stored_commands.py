@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +13,6 @@ import numpy as np
 import object_store
 import pytest
 from test_templates import PROVENANCE, as_record, couplet
-from tier_openers import shm_path
 
 from ctrlcache.cli import main
 from ctrlcache.key import digest
@@ -24,13 +22,6 @@ from ctrlcache.tiers.warm import WarmTier
 
 COUNT = 40
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Iterator[Path]:
-    path = shm_path(tmp_path)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,0 +1,40 @@
+"""Warm tiers for the tests of what is special about them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tier_openers import shm_path
+from warm_process import open_tier
+from warm_setting import LIMIT, SEGMENT, Open
+
+from ctrlcache.tiers.warm import WarmTier
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Path]:
+    path = shm_path(tmp_path)
+    yield path
+    for item in path.parent.glob(f"{path.name}*"):
+        shutil.rmtree(item)
+
+
+@pytest.fixture
+def open_warm(tmp_path: Path, index: Path) -> Iterator[Open]:
+    """Opens tiers on one directory; `server` picks the index of another server."""
+    opened: list[WarmTier] = []
+
+    def factory(server: str = "", **more: Any) -> WarmTier:
+        directory = more.pop("directory", tmp_path / "warm")
+        limit, segment = more.pop("limit", LIMIT), more.pop("segment", SEGMENT)
+        tier = open_tier(directory, index.with_name(index.name + server), limit, segment, **more)
+        opened.append(tier)
+        return tier
+
+    yield factory
+    for tier in opened:
+        tier.close()
