@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 
 from ctrlcache.couplet import Couplet, encode_array
 from ctrlcache.errors import CtrlCacheError, InvalidInput
-from ctrlcache.key import frame_id
+from ctrlcache.key import digest, frame_id
 from ctrlcache.metrics import Answered, Saved, Sink, ignore
 from ctrlcache.tiered import Hit, Query
 from ctrlcache.tiers.base import Entry, Record
 from worldserve.drawing import Drawing
+from worldserve.features import Features
 from worldserve.models.protocol import Float, Pixels, RolloutInput, WorldModel
 from worldserve.opening import Opener, Turn
 from worldserve.recall import Made, Present, Recall
+from worldserve.rendering import draw
 from worldserve.request import Request
 from worldserve.session_store import SessionNotFound, SessionStore
 
@@ -123,8 +125,10 @@ class Engine:
         provenance: bytes,
         max_error: float = 0.02,
         on_event: Sink = ignore,
+        features: Features | None = None,
     ) -> None:
         self._model = model
+        self._features = features or Features(model)
         self._couplets = couplets
         self._store = store
         self._opener = opener
@@ -151,7 +155,7 @@ class Engine:
         self._encode(missed, send)
         self._predict(missed, send)
         self._generate(missed, send)
-        for work in list(missed):
+        for work in self._wanted(missed, send):
             with self._stop_at(work, missed, send):
                 self._finish(work, send)
 
@@ -166,7 +170,7 @@ class Engine:
                 works.append(work)
             except Exception as error:
                 send(request, error)
-        for work in list(works):
+        for work in self._wanted(works, send):
             with self._stop_at(work, works, send):
                 self._look_up(work)
                 if self._complete(work):
@@ -213,7 +217,7 @@ class Engine:
 
     def _encode(self, works: list[_Work], send: Send) -> None:
         """New frames -> what the model remembers of them; nothing where it is known already."""
-        for work in list(works):
+        for work in self._wanted(works, send):
             with self._stop_at(work, works, send):
                 if work.answer is None:
                     began = time.perf_counter()
@@ -232,7 +236,7 @@ class Engine:
     def _predict(self, works: list[_Work], send: Send) -> None:
         """One rollout for all works of the same horizon."""
         by_horizon: dict[int, list[_Work]] = {}
-        for work in list(works):
+        for work in self._wanted(works, send):
             with self._stop_at(work, works, send):
                 if work.answer is None and self._wants_answer(work.turn):
                     by_horizon.setdefault(len(work.turn.plan), []).append(work)
@@ -272,7 +276,7 @@ class Engine:
 
     def _generate(self, works: list[_Work], send: Send) -> None:
         """Frames, for those who asked for them and have none yet."""
-        for work in list(works):
+        for work in self._wanted(works, send):
             with self._stop_at(work, works, send):
                 turn, answer = work.turn, work.answer
                 if answer is None or "PREDICTED_FRAMES" not in turn.request.outputs:
@@ -280,10 +284,22 @@ class Engine:
                 if answer.frames is not None or answer.tokens is None:
                     continue
                 began = time.perf_counter()
-                [answer.frames] = self._model.generate(
-                    [self._base_frame(turn)], [answer.tokens], [turn.request.seed]
-                )
+                answer.frames = self._drawn(turn, answer.tokens)
                 turn.times_ms["decode"] = _ms_since(began)
+
+    def _drawn(self, turn: Turn, tokens: Float) -> Pixels:
+        """The frames of a prediction; the same ones are drawn once."""
+        base, request, rendering = self._base_frame(turn), turn.request, turn.request.rendering
+
+        def make() -> Pixels:
+            return draw(self._model, base, tokens, request.seed, rendering, turn.plan)
+
+        if request.cache != "on":
+            return make()
+        # Where features are reused between steps, the controls say how many.
+        plan = turn.plan.tobytes() if rendering.mark else b""
+        how = digest(b"%d" % request.seed, rendering.mark, plan)
+        return self._features.frames(base, tokens, how, request.tenant, make)
 
     def _finish(self, work: _Work, send: Send) -> None:
         """Write the session, reply, and leave the rest to thinking time."""
@@ -362,7 +378,8 @@ class Engine:
         if "CACHE_TIER" in wanted:
             made["CACHE_TIER"] = np.array([answer.tier.encode()], np.object_)
         if "EXACT" in wanted:
-            made["EXACT"] = np.array([answer.exact])
+            redrawn = "PREDICTED_FRAMES" in wanted and work.turn.request.rendering.approximate
+            made["EXACT"] = np.array([answer.exact and not redrawn])
         if "ERROR_BOUND" in wanted:
             made["ERROR_BOUND"] = np.array([answer.bound], np.float32)
         if "SCORES" in wanted:
@@ -395,11 +412,21 @@ class Engine:
         if request.cancelled():
             raise Abandonment("the request was cancelled; nothing of it was kept")
 
+    def _wanted(self, works: list[_Work], send: Send) -> Iterator[_Work]:
+        """Those that somebody still waits for; the others are out, and told so."""
+        for work in list(works):
+            try:
+                self._abandon_if_unwanted(work.turn.request)
+            except Exception as error:
+                works.remove(work)
+                send(work.turn.request, error)
+            else:
+                yield work
+
     @contextmanager
     def _stop_at(self, work: _Work, works: list[_Work], send: Send) -> Iterator[None]:
         """What goes wrong with one work is its own affair: it is answered, and the others go on."""
         try:
-            self._abandon_if_unwanted(work.turn.request)
             yield
         except Exception as error:
             works.remove(work)

@@ -377,6 +377,22 @@ def test_cancelled_and_late_requests_change_nothing(serve):
     assert equal(client.ask(-HELD), Truth(frames, [HELD]).predict(-HELD))
 
 
+def test_a_cancelled_request_is_its_own_affair(serve):
+    """Computed as one batch with others, of which one has hung up: the others are answered."""
+    client, frames = serve(model=TinyWorldModel(step_ms=20), batch_wait_ms=500), clip(2)
+    for id in ("a", "b", "c", "d"):
+        client.ask(HELD, id, frames=frames, start=True, cache="off")
+    gone = threading.Event()
+    first = client.send(HELD, "d", cache="off")  # the others wait behind it, and go together
+    hung_up = client.send(HELD, "b", cache="off", cancelled=gone.is_set)
+    others = [client.send(HELD, id, cache="off") for id in ("a", "c")]
+    gone.set()
+    truth = Truth(frames, [HELD]).predict(HELD)
+    assert all(equal(outcome(), truth) for outcome in (first, *others))
+    with pytest.raises(Abandonment, match="cancelled"):
+        hung_up()
+
+
 def test_a_model_that_fails_hurts_one_request(serve):
     """The error is the request's; the session and the service go on."""
     model = TinyWorldModel()
