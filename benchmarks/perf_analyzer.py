@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from worldserve.runtime import Runtime, RuntimeConfig
+from worldserve.settings import default_instances
 
 PROJECT = Path(__file__).resolve().parent.parent
 CACHE = PROJECT / ".cache" / "perf_analyzer"
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=60, help="of each session, in a round")
     parser.add_argument("--steps", type=int, default=20, help="requests of one sequence")
-    parser.add_argument("--instances", type=int, default=1)
+    parser.add_argument("--instances", type=int, default=default_instances())
     parser.add_argument("--set", action="append", default=[], help="key=value for the models")
     parser.add_argument(
         "--out", type=Path, default=PROJECT / "benchmarks/results/two_sessions.json"

@@ -19,6 +19,7 @@ __all__ = [
     "Endpoints",
     "RuntimeConfig",
     "Servers",
+    "default_instances",
     "free_ports",
     "threads_per_instance",
     "usable_cores",
@@ -153,6 +154,12 @@ def usable_cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def default_instances() -> int:
+    """Instances that a launched server has: on two cores, two sessions are then computed at once,
+    while one alone has as many threads as it would have with one instance."""
+    return min(2, usable_cores())
 
 
 def threads_per_instance(instances: int) -> int:

@@ -19,6 +19,7 @@ from worldserve.access import ACCESS_KEY_VARIABLE, AccessConfig, Tls
 from worldserve.backups import BackupConfig, duration_s
 from worldserve.commands.serving import ServingConfig, serve
 from worldserve.runtime import ColdStore, RuntimeConfig
+from worldserve.settings import default_instances
 from worldserve.supervisor import SupervisorConfig
 from worldserve.validate import Finding, Needs, passed, validate
 
@@ -37,7 +38,7 @@ HttpPort = Annotated[int, typer.Option(min=0, max=65535, help="HTTP; 0 is any fr
 GrpcPort = Annotated[int, typer.Option(min=0, max=65535, help="gRPC; 0 is any free port.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Metrics; 0 is any free port.")]
 Instances = Annotated[
-    int | None, typer.Option(min=1, help="Instances of the world model (default: as configured).")
+    int | None, typer.Option(min=1, help="Instances of the world model (default: 2, or 1 on a single core).")
 ]
 WarmDir = Annotated[Path | None, typer.Option(help="Warm tier (default: ~/.cache/ctrlcache/warm).")]
 ObjectsDir = Annotated[
@@ -167,7 +168,7 @@ def up(
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
-            instances=instances,
+            instances=instances or default_instances(),
             parameters=parameters | _settings(setting or []),
             cold=_cold(cold, cold_endpoint, cold_tls, cold_credentials),
             warm_dir=(warm_dir or _cache_dir() / "warm").resolve(),
@@ -223,7 +224,7 @@ def validate_env(
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
-            instances=instances,
+            instances=instances or default_instances(),
             parameters={"hot_size_bytes": str(size_bytes(hot_bytes))},
             cold=_cold(cold, cold_endpoint, True, None),
             warm_dir=(warm_dir or _cache_dir() / "warm").resolve(),
