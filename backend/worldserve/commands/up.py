@@ -38,7 +38,8 @@ HttpPort = Annotated[int, typer.Option(min=0, max=65535, help="HTTP; 0 is any fr
 GrpcPort = Annotated[int, typer.Option(min=0, max=65535, help="gRPC; 0 is any free port.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Metrics; 0 is any free port.")]
 Instances = Annotated[
-    int | None, typer.Option(min=1, help="Instances of the world model (default: 2, or 1 on a single core).")
+    int | None,
+    typer.Option(min=1, help="Instances of the world model (default: 2, or 1 on a single core)."),
 ]
 WarmDir = Annotated[Path | None, typer.Option(help="Warm tier (default: ~/.cache/ctrlcache/warm).")]
 ObjectsDir = Annotated[
