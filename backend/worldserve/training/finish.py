@@ -18,11 +18,11 @@ _LEVELS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.28,
 
 
 @torch.no_grad()
-def state_scale(network: WorldNetwork, data: TrainingData) -> NDArray[np.float32]:
+def state_scale(network: WorldNetwork, data: TrainingData, draws: int = 62) -> NDArray[np.float32]:
     """Standard deviation of every state dimension over predictions on `data`."""
     rng = np.random.default_rng(0)
     states = []
-    for _ in range(60):
+    for _ in range(draws):
         e, _, tokens, controls = data.window(rng, 4, 13)
         condition = data.condition(network, rng, e)
         with torch.autocast("cpu", torch.bfloat16):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from rich.progress import track
 
-from worldserve.data.dataset import clips
-from worldserve.data.suites import Suite
+from worldserve.data.dataset import Clip
 from worldserve.models.protocol import CarriesOver, WorldModel
 from worldserve.training.evaluate import STEPS, psnr, roll_out
 
@@ -19,13 +18,13 @@ __all__ = ["further_view"]
 
 def further_view(
     model: WorldModel,
-    suite: Suite,
-    root: Path,
-    split: str = "test",
+    pairs: Iterable[tuple[Clip, Clip]],
     context: int = 32,
     starts: tuple[int, ...] = (40, 80),
 ) -> dict[str, Any]:
     """Frames of the second camera from the first one's rollout, beside a rollout of its own.
+
+    pairs: the same clip from two cameras.
 
     Mean PSNR in dB at each of `STEPS`: carried over, by its own rollout on its own context, and the
     last frame held. Seconds of one context: of the first view (encode the context, roll out,
@@ -33,11 +32,10 @@ def further_view(
     """
     if not isinstance(model, CarriesOver):
         raise ValueError(f"model {model.spec.name!r} does not carry predictions over")
-    first, second = (list(clips(root, suite, split, camera)) for camera in (0, 1))
     quality: list[list[list[float]]] = []
     seconds: list[tuple[float, float, float]] = []
     steps = [s - 1 for s in STEPS]
-    for here, there in track(list(zip(first, second, strict=True)), description="further view"):
+    for here, there in track(list(pairs), description="further view"):
         conditioning, _ = model.condition("", here.view)
         other, _ = model.condition("", there.view)
         for start in starts:

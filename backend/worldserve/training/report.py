@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from worldserve.data.dataset import clips
 from worldserve.data.suites import Suite
 from worldserve.models.protocol import WorldModel
 from worldserve.training.evaluate import Evaluation, Prediction, evaluate
@@ -23,12 +24,13 @@ def report_suite(
     front = evaluate(model, suite, root, split)
     side = evaluate(model, suite, root, split, (32,), camera=1)
     prompted = evaluate(model, suite, root, split, (1, 32), prompt=True)
+    pairs = zip(*(clips(root, suite, split, camera) for camera in (0, 1)), strict=True)
     report = {
         "weights_digest": model.spec.weights_digest,
         "front": _keyed(front),
         "side": _keyed(side),
         "prompted": _keyed(prompted),
-        "carried_over": further_view(model, suite, root, split),
+        "carried_over": further_view(model, pairs),
     }
     return report, front.predictions
 

@@ -76,7 +76,8 @@ class TrainConfig:
     """data: root of the generated shards; run: checkpoints and logs; out: where weights go.
 
     start: directory of weights to go on from; what has their shape is taken over, and the units of
-    the physical quantities are kept.
+    the physical quantities are kept. predictions: how many the last two stages learn from. width,
+    heads: of the network.
     """
 
     suites: tuple[Suite, ...]
@@ -88,6 +89,9 @@ class TrainConfig:
     checkpoint_every: int = 250
     stages: tuple[Stage, ...] = STAGES
     start: Path | None = None
+    predictions: int = 2000
+    width: int = 192
+    heads: int = 3
 
     @property
     def shares(self) -> list[float]:
@@ -103,14 +107,14 @@ def train(config: TrainConfig) -> WorldNetwork:
     started = time.monotonic()
     episodes = load_suites(config.data, config.suites, "train")
     operations = tuple(operation.name for operation in operations_of(config.suites))
-    network = WorldNetwork(NetworkConfig(operations=operations, views=VIEWS))
+    network = WorldNetwork(NetworkConfig(operations, VIEWS, width=config.width, heads=config.heads))
     units = (None, None) if config.start is None else start_from(network, config.start)
     data = TrainingData.of(episodes, config.shares, *units)
     for number, stage in enumerate(config.stages):
         if stage.name != "frames" and data.tokens is None:
             data.embed(network, config.run / "tokens.bin")
         if stage.name in ("views", "drawing") and data.predictions is None:
-            data.predict(network, config.seed)
+            data.predict(network, config.seed, config.predictions)
         _run_stage(config, stage, config.seed * 1000 + number, network, data)
     card = {
         "suites": ", ".join(suite.name for suite in config.suites),
@@ -130,7 +134,10 @@ def _statistics(config: TrainConfig, network: WorldNetwork, data: TrainingData) 
     )
     validation.embed(network)
     return Statistics(
-        data.mean, data.std, state_scale(network, data), still_change(network, validation)
+        data.mean,
+        data.std,
+        state_scale(network, data, draws=max(1, config.predictions // 32)),
+        still_change(network, validation, draws=max(1, config.predictions // 50)),
     )
 
 
@@ -201,7 +208,7 @@ def _run_stage(
             losses.append({name: value.item() for name, value in parts.items()})
             losses[-1]["gradient_norm"] = norm.item()
             progress.advance(bar)
-            if (step + 1) % 25 == 0:
+            if (step + 1) % 25 == 0 or step + 1 == stage.steps:
                 mean = {k: round(float(np.mean([x[k] for x in losses])), 5) for k in losses[0]}
                 rate = (time.monotonic() - clock) / len(losses)
                 row = {"stage": stage.name, "step": step + 1, "s_per_step": round(rate, 3), **mean}
