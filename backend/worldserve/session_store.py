@@ -87,7 +87,9 @@ def capacity(memory_bytes: int, frame_bytes: int, slice_bytes: int, limits: Sess
 class SessionStore:
     """Sessions of one model in `memory`; safe in several threads and processes.
 
-    provenance (16 bytes): of the model; sessions of other weights are not found. now: Unix time.
+    provenance (16 bytes): of the model; sessions of other weights are not found. now: seconds of a
+    clock that all processes of the machine share and that nobody sets: a time of day that jumps
+    would end sessions, or keep them for ever. They live in memory, and no longer than it runs.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class SessionStore:
         provenance: bytes,
         limits: SessionLimits,
         on_event: Sink = ignore,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self._memory = memory
