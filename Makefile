@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint train bench fuzz clean
+.PHONY: help demo test lint train bench faults fuzz soak clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,8 +17,15 @@ demo: $(VENV)/.serve  ## Start a real server and play with it; KEEP=1 leaves it 
 test: $(VENV)/.dev  ## All tests, against a real tritonserver and a real object store
 	$(BIN)/python -m pytest $(TESTS)
 
+faults: $(VENV)/.dev  ## Break the server in every way we know while 64 people work: 20 minutes
+	CTRLCACHE_FAULTS=full timeout -s INT 1200 $(BIN)/python -m pytest tests/faults
+
+soak: $(VENV)/.train  ## Half an hour of 16 people: memory, files and latency over time, as a picture
+	$(BIN)/python benchmarks/soak.py
+
 fuzz: $(VENV)/.dev  ## Hunt for what the tests have not thought of; HUNT=100 looks five times as hard
 	CTRLCACHE_HUNT=$(or $(HUNT),20) $(BIN)/python -m pytest --timeout=0 -m hypothesis $(TESTS)
+	CTRLCACHE_FUZZ=$(or $(REQUESTS),50000) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz/test_server.py
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check
