@@ -30,6 +30,10 @@ class ServeOptions:
     max_request_pixels: of all frames of one request. max_waiting: requests that may wait in an
     instance, and max_waiting_of_session of them those of one session; more are refused at once.
 
+    Frames: generator_steps of the generator, which policy reuses what between them, and the PSNR in
+    dB to frames without reuse that it must keep; requests may say otherwise. One step reuses
+    nothing.
+
     Sessions: session_ttl_s is how long one lives without a request; longer than the batcher's idle
     time. session_displace_s: how long until it may be displaced by a new one where all places are
     taken. max_sessions: 0 for as many as fit. history_frames: kept of each. recall_contexts:
@@ -44,6 +48,14 @@ class ServeOptions:
     against a full computation. warmup_share: how much of the hot tier is filled from the warm one
     before the model is ready. keep_previous: how many warm directories are kept as they were before
     another model was served from them.
+
+    Features (docs/worldcache.md): features_l1_mib of them as they are and features_l2_mib packed,
+    in each instance; 0 and 0 keeps none. features_disk_mib in features_dir, by default beside the
+    warm directory; 0 keeps none on disk.
+
+    Warm-up: prefetch_strategy, warmup_steps, adaptive_threshold and fallback_policy, see
+    `worldcache.warmup`. warm_prompts: warmed up for before the model is ready, several separated by
+    `|`. language_model_url, language_model, language_model_key_file: see `worldcache.endpoint`.
 
     Devices: calibration_dir holds their calibrations. default_device: of requests that name none;
     "" takes controls as they are, "auto" keeps running statistics.
@@ -60,6 +72,9 @@ class ServeOptions:
     max_frames: int = 256
     max_frame_pixels: int = 64_000_000
     max_request_pixels: int = 256_000_000
+    generator_steps: int = 1
+    reuse: str = "content"
+    reuse_quality_db: float = 35.0
     max_waiting: int = 512
     max_waiting_of_session: int = 32
     session_ttl_s: float = 3_600.0
@@ -77,6 +92,18 @@ class ServeOptions:
     error_samples: float = 0.02
     warmup_share: float = 0.0
     keep_previous: int = 1
+    features_l1_mib: int = 32
+    features_l2_mib: int = 64
+    features_disk_mib: int = 1_024
+    features_dir: str = ""
+    prefetch_strategy: str = "semantic"
+    warmup_steps: int = 8
+    adaptive_threshold: float = 0.75
+    fallback_policy: str = "partial_load"
+    warm_prompts: str = ""
+    language_model_url: str = ""
+    language_model: str = "default"
+    language_model_key_file: str = ""
     calibration_dir: str = ""
     default_device: str = ""
     log_format: str = "text"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ctrlcache.errors import InvalidInput
 from ctrlcache.key import frame_id
+from worldserve.features import Features
 from worldserve.models.protocol import Checkpoint, Float, Pixels, WorldModel
 from worldserve.session import Session, tokens_id
 from worldserve.session_store import SessionNotFound
@@ -77,8 +78,12 @@ class Recall:
     is the same.
     """
 
-    def __init__(self, model: WorldModel, blobs: Blobs, most: int = 16) -> None:
+    def __init__(
+        self, model: WorldModel, blobs: Blobs, most: int = 16, features: Features | None = None
+    ) -> None:
         self._model = model
+        self.alone = Features(model)
+        self.features = features or self.alone
         self._blobs = blobs
         self._most = most
         self._ready: OrderedDict[bytes, Present] = OrderedDict()
@@ -338,7 +343,10 @@ class _Walk:
             return
         frames = np.stack([self._pixels(index) for index in missing])
         began = time.perf_counter()
-        embedded = self._recall.model.embed(frames)
+        # Where nothing that others computed may be used, this is not either.
+        shared = max(missing) < self._alone_from
+        features = self._recall.features if shared else self._recall.alone
+        embedded = features.embed(frames, self._session.tenant)
         cost_ms = (time.perf_counter() - began) * 1e3 / len(missing)
         for index, tokens in zip(missing, embedded, strict=True):
             self._tokens[index] = tokens

@@ -27,16 +27,18 @@ from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.trace import Recorder
 from ctrlcache.transfer import Adapter, BestOf, Jacobian, Migration, Reuse
 from worldserve.accounts import Accounts
-from worldserve.background import Background
+from worldserve.background import Background, Urgency
 from worldserve.cold import TaskTemplates, announce_model, open_cold_store
 from worldserve.drawing import Drawing
 from worldserve.engine import Engine, Reply
+from worldserve.features import Features, open_levels
 from worldserve.gate import Gate, Overloaded
 from worldserve.inheritance import Inheritance
 from worldserve.models.protocol import Float, WorldModel
 from worldserve.opening import Opener, provenance_of
 from worldserve.options import ServeOptions, load_model
 from worldserve.recall import Recall
+from worldserve.rendering import configured
 from worldserve.request import RawRequest, RequestLimits, parse_request
 from worldserve.scheduler import Scheduler
 from worldserve.scoring import Bench, ThinkingConfig
@@ -80,7 +82,12 @@ class WorldService:
             max_frames=options.max_frames,
             max_pixels=options.max_frame_pixels,
             max_request_pixels=options.max_request_pixels,
+            rendering=configured(
+                spec, options.generator_steps, options.reuse, options.reuse_quality_db
+            ),
         )
+        if spec.reuse:
+            self.model.on_event = on_event  # type: ignore[attr-defined]
         self._memory = SharedMemory(
             config.hot.directory,
             config.hot.size_bytes,
@@ -109,7 +116,12 @@ class WorldService:
         )
         calibrations = Path(options.calibration_dir) if options.calibration_dir else None
         opener = Opener(self.model, self.sessions, calibrations, options.default_device, on_event)
-        recall = Recall(self.model, self.cache, options.recall_contexts)
+        self._features = Features(
+            self.model,
+            open_levels(options, config, provenance, on_event),
+            lambda work: self.background.submit(Urgency.LATER, lambda _: work()),
+        )
+        recall = Recall(self.model, self.cache, options.recall_contexts, self._features)
         inheritance = Inheritance(trust, migration, spec.state_scale, config.trust.max_error)
         self._templates = TaskTemplates(
             open_cold_store(config.cold, provenance, on_event),
@@ -146,6 +158,7 @@ class WorldService:
             provenance,
             options.max_error,
             on_event,
+            self._features,
         )
         self._fill_hot(config, options.warmup_share)
         if config.trust.policy == "trust":
@@ -210,6 +223,7 @@ class WorldService:
         self.background.close()
         self._scheduler.close()
         self._templates.close()
+        self._features.close()
         self.cache.close()
         if self._trace is not None:
             self._trace.close()
