@@ -17,6 +17,7 @@ from worldserve.models.protocol import RolloutInput
 from worldserve.models.reference import ReferenceWorldModel
 from worldserve.training.evaluate import evaluate
 from worldserve.training.further import further_view
+from worldserve.training.report import tables
 from worldserve.training.train import FURTHER, STAGES, TrainConfig, train
 
 SHIPPED = Path(__file__).resolve().parents[2] / CLIPS
@@ -67,12 +68,22 @@ def test_all_stages_leave_a_model_that_serves(data, trained):
     model = ReferenceWorldModel.load(trained / "out")
     assert model.spec.views == ("front", "side")
     assert len(model.spec.operations) == sum(len(s.operations) for s in SUITES.values())
+    reports = {}
     for suite in SUITES_HERE:
         result = evaluate(model, suite, data, contexts=(8,), starts=(20,), prompt=True, camera=1)
         assert result.figures[8]["contexts"] == 2
         seen = [list(clips(data, suite, "test", camera)) for camera in (0, 1)]
         further = further_view(model, zip(*seen, strict=True), context=8, starts=(20,))
         assert np.isfinite(further["psnr_carried_db"]).all()
+        rows = {"8": result.figures[8]}
+        reports[suite.name] = {"front": rows, "side": rows, "prompted": rows}
+        reports[suite.name]["carried_over"] = further
+    text = tables(reports)
+    assert [line for line in text.splitlines() if line.startswith("### ")] == [
+        f"### {suite.name}" for suite in SUITES_HERE
+    ]
+    shown = f"{result.figures[8]['gripper_cm'][-1]:.1f}"
+    assert shown in text.split("### edudemo")[1]
 
 
 def test_a_further_view_shares_the_rollout(data, trained):

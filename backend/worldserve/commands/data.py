@@ -20,7 +20,7 @@ ONE = Annotated[str, typer.Option(help=f"One of: {', '.join(SUITES)}.")]
 def generate(
     suite: Annotated[
         list[str], typer.Option(help=f"Several times for several; of: {', '.join(SUITES)}.")
-    ] = ["kitchen"],  # noqa: B006 - typer copies it
+    ] = list(SUITES),  # noqa: B006 - typer copies it
     root: Root = Path("data"),
 ) -> None:
     """Make what is missing of a suite's episodes; a stopped run goes on where it was."""
