@@ -67,7 +67,7 @@ def cases_of(
 ) -> list[Case]:
     """Predictions at moments of the clips; every second one of a held control."""
     rng = np.random.default_rng(0)
-    made = []
+    made: list[Case] = []
     for present in itertools.islice(presents(model, clips, _PER_CLIP, rng, horizon), count):
         plan = np.repeat(present.control[None], horizon, axis=0)
         if len(made) % 2 and len(present.controls_after) >= horizon:
