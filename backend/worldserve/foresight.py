@@ -15,6 +15,7 @@ from worldserve.cold import TaskTemplates
 from worldserve.drawing import Drawing
 from worldserve.models.protocol import Checkpoint, Float, Pixels
 from worldserve.opening import Turn
+from worldserve.rendering import draw
 from worldserve.scoring import Bench, Place, Scorer
 
 __all__ = ["Foresight"]
@@ -93,9 +94,8 @@ class Foresight:
         [couplet] = self._bench.roll(place, plan[:1], checkpoint)
         base = self._base_frame(place) if place.with_frames else None
         if base is not None and couplet.tokens is not None:
-            [frames] = self._bench.model.generate(
-                [base], [couplet.tokens], [place.seed], checkpoint
-            )
+            model, how = self._bench.model, place.rendering
+            frames = draw(model, base, couplet.tokens, place.seed, how, plan, checkpoint)
             couplet = replace(couplet, frames=frames)
         self._bench.keeper.admit(couplet)
         self._scorer.submit(place, couplet, task, key, place.space)

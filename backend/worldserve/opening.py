@@ -20,6 +20,7 @@ from ctrlcache.errors import InvalidInput
 from ctrlcache.events import EpochBegan, Sink, ignore
 from ctrlcache.key import Provenance, context_root, space_id
 from worldserve.models.protocol import Float, ModelSpec, Pixels, WorldModel
+from worldserve.rendering import marked
 from worldserve.request import Request
 from worldserve.session import Session, session_key
 from worldserve.session_store import SessionStore
@@ -70,7 +71,8 @@ class Turn:
 
     @property
     def space(self) -> bytes:
-        return space_id(self.here.context, len(self.plan), self.request.seed)
+        space = space_id(self.here.context, len(self.plan), self.request.seed)
+        return marked(space, self.request.rendering)
 
     @property
     def changed(self) -> bool:

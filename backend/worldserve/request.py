@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ctrlcache.errors import InvalidInput
 from worldserve.images import decode_frames, measure_frames, resize_frames
-from worldserve.models.protocol import ModelSpec, Pixels
+from worldserve.models.protocol import ModelSpec, Pixels, Rendering
+from worldserve.rendering import parse_rendering
 
 __all__ = [
     "OUTPUTS",
@@ -70,8 +71,12 @@ _PARAMETERS = (
     "max_error",
     "mode",
     "prompt",
+    "quality_db",
+    "quality_error",
     "resume",
+    "reuse",
     "seed",
+    "steps",
     "task",
     "tenant",
     "view",
@@ -86,7 +91,8 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """horizon: default. max_frames, max_samples: per request. max_pixels: of one frame as it comes;
+    """horizon, rendering: defaults. max_frames, max_samples: per request. max_pixels: of one frame
+    as it comes;
     max_request_pixels: of all frames of a request."""
 
     horizon: int = 8
@@ -94,6 +100,7 @@ class RequestLimits:
     max_samples: int = 16_384
     max_pixels: int = 64_000_000
     max_request_pixels: int = 256_000_000
+    rendering: Rendering = field(default_factory=Rendering)
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,7 @@ class Request:
     prompt: str | None = None
     view: str | None = None
     seed: int = 0
+    rendering: Rendering = field(default_factory=Rendering)
     resume: CorrelationId | None = None
     fork_of: CorrelationId | None = None
     tenant: str = ""
@@ -210,6 +218,7 @@ def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Re
         prompt=texts["prompt"],
         view=texts["view"],
         seed=_integer(parameters, "seed", 0, 2**62) or 0,
+        rendering=parse_rendering(parameters, spec, limits.rendering),
         resume=resume,
         fork_of=fork_of,
         tenant=texts["tenant"] or "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,8 +21,9 @@ from worldserve.background import Background, Urgency
 from worldserve.cold import TaskTemplates
 from worldserve.drawing import Drawing, slope_id, token_slope
 from worldserve.inheritance import Inheritance
-from worldserve.models.protocol import Checkpoint, Float, RolloutInput, WorldModel
+from worldserve.models.protocol import Checkpoint, Float, Rendering, RolloutInput, WorldModel
 from worldserve.recall import Made, Present, Recall
+from worldserve.rendering import marked
 from worldserve.session import Session
 
 __all__ = ["Bench", "Keeper", "Place", "Scorer", "ThinkingConfig"]
@@ -67,15 +68,19 @@ class Place:
     horizon: int
     seed: int
     with_frames: bool
+    rendering: Rendering = field(default_factory=Rendering)
 
     @property
     def space(self) -> bytes:
-        return space_id(self.session.context, self.horizon, self.seed)
+        return self._space(self.session.context)
 
     def space_before(self, frames: int) -> bytes:
         """The space of the same question, asked some frames earlier."""
         context = self.session.context_at(self.session.present - frames)
-        return space_id(context, self.horizon, self.seed)
+        return self._space(context)
+
+    def _space(self, context: bytes) -> bytes:
+        return marked(space_id(context, self.horizon, self.seed), self.rendering)
 
 
 class Bench:

@@ -174,5 +174,6 @@ def _after(turn: Turn) -> Place:
         conditioning=turn.conditioning,
         horizon=len(turn.plan),
         seed=turn.request.seed,
+        rendering=turn.request.rendering,
         with_frames="PREDICTED_FRAMES" in turn.request.outputs,
     )
