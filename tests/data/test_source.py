@@ -20,7 +20,7 @@ def test_what_the_camera_sends_becomes_what_the_model_knows():
     """Squeezed to the model's size, wide pictures show the very frames of the clip."""
     sent = list(source_frames(SUITE, "lever-1", (360, 640), frames=4, view="side"))
     assert len(sent) == 4
-    squeezed = decode_frames(sent, (64, 64), 1_000_000)
+    squeezed = decode_frames(sent, (64, 64))
     [lever] = [o for o in SUITE.operations if o.name == "lever"]
     true = EduDemoSimulator(SUITE, lever).episode(SEED, 1, 6).frames[:4, 1]
     front = EduDemoSimulator(SUITE, lever).episode(SEED, 1, 6).frames[:4, 0]
