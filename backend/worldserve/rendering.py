@@ -36,7 +36,7 @@ def configured(spec: ModelSpec, steps: int, reuse: str, quality: float) -> Rende
         raise ConfigError(f"reuse must be one of {', '.join(spec.reuse)}, got {reuse!r}")
     if not 0 < quality <= _MOST_DB:
         raise ConfigError(f"reuse_quality_db must be over 0 and at most 100, got {quality}")
-    return Rendering(steps, reuse, quality)
+    return Rendering(steps, reuse, quality, spec.reuse_calibration)
 
 
 def parse_rendering(
@@ -69,7 +69,7 @@ def parse_rendering(
         quality = _positive(parameters, "quality_db", _MOST_DB)
     elif "quality_error" in parameters:
         quality = quality_db(_positive(parameters, "quality_error", 1.0))
-    return Rendering(whole, str(reuse), quality)
+    return Rendering(whole, str(reuse), quality, spec.reuse_calibration)
 
 
 def _positive(parameters: Mapping[str, Any], name: str, most: float) -> float:

@@ -8,6 +8,7 @@ the policy `none`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -124,7 +125,17 @@ class ReuseCalibration:
             return Always()
         return make(name, max(kept, key=lambda knob: knob.skipped).value)
 
+    @property
+    def digest(self) -> str:
+        """Names what it says: other decisions, another digest."""
+        return hashlib.blake2b(self._text().encode(), digest_size=8).hexdigest()
+
     def save(self, path: Path) -> None:
+        beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+        beside.write_text(self._text())
+        beside.replace(path)
+
+    def _text(self) -> str:
         raw = {
             "format": _FORMAT,
             "weights_digest": self.weights_digest,
@@ -135,9 +146,7 @@ class ReuseCalibration:
             "change": np.round(self.change.astype(float), 5).tolist(),
             "tables": {str(steps): _write(table) for steps, table in self.tables.items()},
         }
-        beside = path.with_name(f"{path.name}.{os.getpid()}.new")
-        beside.write_text(json.dumps(raw, indent=1) + "\n")
-        beside.replace(path)
+        return json.dumps(raw, indent=1) + "\n"
 
     @classmethod
     def load(cls, path: Path, weights_digest: str) -> ReuseCalibration:

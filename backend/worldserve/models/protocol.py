@@ -43,7 +43,8 @@ class ModelSpec:
     (state_dim,) holds the standard deviation of each dimension over the training data, which makes
     errors of states comparable. `receptive_field` frames of history, at most, influence a
     prediction; `window` of them are attended to directly. reuse: policies that `generate` can be
-    asked for in a `Rendering`, max_steps: steps; a model without any is never given a Rendering.
+    asked for in a `Rendering`, max_steps: steps, reuse_calibration: names what its decisions rest on;
+    a model without policies is never given a Rendering.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelSpec:
     frame_interval_s: float = 0.1
     reuse: tuple[str, ...] = ()
     max_steps: int = 1
+    reuse_calibration: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,13 @@ class RolloutOutput:
 @dataclass(frozen=True)
 class Rendering:
     """How frames are drawn from predicted tokens: steps of the generator, policy of reuse between
-    them, and the PSNR in dB to frames drawn without reuse that it must keep."""
+    them, the PSNR in dB to frames drawn without reuse that it must keep, and the calibration that
+    says how (`ModelSpec.reuse_calibration`)."""
 
     steps: int = 1
     reuse: str = "none"
     quality_db: float = 35.0
+    calibration: str = ""
 
     @property
     def approximate(self) -> bool:
@@ -114,7 +118,7 @@ class Rendering:
         """Tells apart renderings that give other frames; empty for the plain one."""
         if not self.approximate:
             return b"" if self.steps == 1 else b"%d" % self.steps
-        return f"{self.steps} {self.reuse} {self.quality_db!r}".encode()
+        return f"{self.steps} {self.reuse} {self.quality_db!r} {self.calibration}".encode()
 
 
 class WorldModel(Protocol):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,6 @@ class ReferenceWorldModel:
         #: Told of what is reused; set by whoever serves the model.
         self.on_event: Sink = ignore
         self._plain = Rendering(generator_steps)
-        self._reuse = reuse or ReuseCalibration(digest, {})
         self._statistics = statistics
         config = network.config
         self._config = config
@@ -111,6 +110,7 @@ class ReferenceWorldModel:
             reuse=POLICIES,
             max_steps=_MAX_STEPS,
         )
+        self.recalibrate(reuse or ReuseCalibration(digest, {}))
 
     @classmethod
     def load(
@@ -244,6 +244,7 @@ class ReferenceWorldModel:
     def recalibrate(self, reuse: ReuseCalibration) -> None:
         """Use another calibration of step reuse from now on."""
         self._reuse = reuse
+        self._spec = replace(self._spec, reuse_calibration=reuse.digest)
 
     def flow(self, frame: Pixels, tokens: Float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """What the generator begins with: last frame (H, 3, h, w), tokens (H, N, D), noise."""
