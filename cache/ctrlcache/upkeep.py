@@ -136,6 +136,7 @@ class Upkeep:
             self._thread.join()
             self._thread = None
         self._try_flush(_go_on)
+        self._pass_on_uses()
 
     def _run(self) -> None:
         while not self._closed:
@@ -151,13 +152,21 @@ class Upkeep:
         while self._jobs and not self._closed:
             self._checkpoint()
             self._jobs.popleft()()
-        try:
-            self._hot.flush_touches()
-        except TierUnavailable as error:
-            self.failed(error)
+        self._pass_on_uses()
         if self._due():
             self._try_flush(self._checkpoint)
             self._sizes()
+
+    def _pass_on_uses(self) -> None:
+        """What answers from the hot tier is of use in the warm one: eviction, `ctrlcache stats`
+        and the templates go by what people come back to, wherever it was found."""
+        try:
+            uses = self._hot.flush_touches()
+        except TierUnavailable as error:
+            self.failed(error)
+            return
+        if self._warm is not None and uses:
+            self._warm.touch(id for id, count in uses.items() for _ in range(count))
 
     def later(self, job: Callable[[], None]) -> None:
         """Have the thread do something soon. The oldest of very many jobs are dropped."""
@@ -298,6 +307,7 @@ class Upkeep:
                 self.damaged(self._warm, id, error)
                 continue
             room_bytes -= len(fetched.payload)
+            self._pass_on_uses()  # before they could count for what goes in this record's stead
             try:
                 self._hot.put([fetched])
             except TierUnavailable as error:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,7 @@ def test_stats(tier: WarmTier, run: Run) -> None:
     assert status == 0
     found = json.loads(out)
     assert (found["entries"], found["couplets"], found["quarantined"]) == (COUNT, COUNT, 0)
+    assert (found["spaces"], found["sampled"], found["scored"]) == (COUNT, COUNT, COUNT)
     names = {"stability", "transferability", "radius", "hits", "couplets per cell"}
     assert set(found["histograms"]) == names
     for histogram in found["histograms"].values():
@@ -62,7 +64,22 @@ def test_stats(tier: WarmTier, run: Run) -> None:
     status, out, _ = run("stats", tier.directory)
     assert status == 0
     assert f"{COUNT} records ({COUNT} couplets" in out
-    assert "transferability" in out
+    assert "transferability: median" in out
+    assert "2% of the records were used" in out
+
+
+def test_stats_of_what_is_new(tmp_path: Path, run: Run) -> None:
+    """Couplets that nobody has scored or used yet: said so, without empty tables."""
+    index = tmp_path / "index"
+    tier = WarmTier(tmp_path / "warm", index, limit_bytes=64 << 20, follow_s=None)
+    blank = replace(couplet(np.zeros(4)), transferability=np.nan, stability=np.nan, radius=0.0)
+    tier.put([as_record(blank)])
+    tier.close()
+    status, out, _ = run("stats", tmp_path / "warm")
+    assert status == 0
+    assert "of 1 that were read, 0 have been scored" in out
+    assert "stability: none yet" in out
+    assert "radius: median 0" in out
 
 
 def test_verify(tier: WarmTier, run: Run) -> None:

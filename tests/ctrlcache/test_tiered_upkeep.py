@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +233,28 @@ def test_what_waits_survives_its_process(setting: Setting) -> None:
     assert payload is not None
     assert is_couplet(payload)
     assert decode(payload, PROVENANCE).states.tobytes() == world(np.zeros(C)).tobytes()
+
+
+def test_the_warm_tier_learns_what_is_used(setting: Setting) -> None:
+    """Answers from the hot tier count as uses of the warm copy, from the next tick on."""
+
+    class Counting(MemoryTier):
+        def touch(self, ids: Iterable[bytes]) -> None:
+            uses.update(ids)
+
+    uses: Counter[bytes] = Counter()
+    cache = setting.make(warm=Counting(64 << 20))
+    made = couplet([0.0, 0.0, 0.0])
+    cache.admit(made)
+    cache.flush()
+    for _ in range(3):
+        cache.lookup(ask(made.control))
+    assert not uses  # no look-up pays for it
+    cache.upkeep.tick()
+    assert uses == {made.id: 3}
+    cache.lookup(ask(made.control))
+    cache.close()
+    assert uses == {made.id: 4}
 
 
 def test_only_the_writer_flushes(setting: Setting) -> None:

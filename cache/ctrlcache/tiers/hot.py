@@ -259,8 +259,8 @@ class HotTier:
         """Note a use. Kept in this process until the next write, so that reading never writes."""
         self._noted.extend(ids)
 
-    def flush_touches(self) -> None:
-        """Write the noted uses."""
+    def flush_touches(self) -> dict[bytes, int]:
+        """Write the noted uses; returns them, how many of each id."""
         noted: dict[bytes, int] = {}
         with contextlib.suppress(IndexError):  # empty; another thread may be emptying it, too
             while True:
@@ -268,6 +268,7 @@ class HotTier:
                 noted[id] = noted.get(id, 0) + 1
         if noted:
             self._transact(lambda txn: self.ledger.touched(txn, noted))
+        return noted
 
     def close(self) -> None:
         """Write the noted uses and close the environment; what it holds stays."""
