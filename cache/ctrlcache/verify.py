@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ctrlcache.errors import InvalidInput
 from ctrlcache.tiers import segments
-from ctrlcache.tiers.segments import Damage
+from ctrlcache.tiers.segment_scan import Damage, scan
 
 __all__ = ["Report", "verify"]
 
@@ -66,7 +66,7 @@ def _segment(fd: int, number: int, size: int, report: Report) -> None:
         if footer.damaged:
             reason = "footer checksum is wrong"
             report.damage.append(Damage(number, footer.end, size, reason, True, False))
-    for item in segments.scan(fd, number, 0, end, verify_payload=True):
+    for item in scan(fd, number, 0, end, verify_payload=True):
         if isinstance(item, Damage):
             if item.cut and item.torn and footer is None:
                 report.unfinished += 1

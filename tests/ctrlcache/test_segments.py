@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctrlcache.errors import CorruptRecord, InvalidInput
-from ctrlcache.tiers import segments
+from ctrlcache.tiers import segment_scan, segments
 from ctrlcache.tiers.base import Entry
+from ctrlcache.tiers.segment_scan import Damage
 from ctrlcache.tiers.segment_writer import Pending, SegmentWriter
-from ctrlcache.tiers.segments import Damage, Header
+from ctrlcache.tiers.segments import Header
 
 quick = settings(
     max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -48,7 +49,7 @@ def write(directory: Path, items: list[Pending], seal: bool = False) -> list[Hea
 def scan(path: Path, verify: bool = True, start: int = 0) -> list[Header | Damage]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        return list(segments.scan(file.fileno(), 1, start, size, verify_payload=verify))
+        return list(segment_scan.scan(file.fileno(), 1, start, size, verify_payload=verify))
 
 
 def same(left: Entry, right: Entry) -> bool:

@@ -19,6 +19,7 @@ from ctrlcache.metrics import Event, Evicted
 from ctrlcache.tiers import segments
 from ctrlcache.tiers.base import Entry, Record
 from ctrlcache.tiers.places import SegmentRow
+from ctrlcache.tiers.segment_scan import scan
 from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.tiers.warm_files import disk_bytes
 from ctrlcache.tiers.warm_index import WarmIndex
@@ -73,7 +74,7 @@ def test_an_index_filled_at_once_is_the_index_that_grew(
         with path.open("rb") as file:
             footer = segments.read_footer(file.fileno(), number, size)
             end = size if footer is None else footer.end
-            headers = list(segments.scan(file.fileno(), number, 0, end, verify_payload=False))
+            headers = list(scan(file.fileno(), number, 0, end, verify_payload=False))
         for header in headers:
             assert isinstance(header, segments.Header)
             grown.publish([header])

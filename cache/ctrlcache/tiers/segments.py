@@ -17,7 +17,6 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from ctrlcache.tiers.base import Entry
 __all__ = [
     "FIXED_FIELDS",
     "MAX_PAYLOAD_BYTES",
-    "Damage",
     "Footer",
     "Header",
     "checksum",
@@ -42,7 +40,6 @@ __all__ = [
     "read_footer",
     "read_record",
     "record_bytes",
-    "scan",
     "segment_header",
     "segment_path",
 ]
@@ -54,11 +51,11 @@ MAX_PAYLOAD_BYTES = 256 << 20
 MAX_CONTROL_DIM = 4096
 
 _SEGMENT_MAGIC = b"CTRLSEG\x01"
-_TRAILER_MAGIC = b"CTRLEND\x01"
+TRAILER_MAGIC = b"CTRLEND\x01"
 RECORD_MAGIC = b"cSc\xa7"
 #: magic, version, kind, control width (0xFFFF: no control), header bytes, payload bytes, segment,
 #: offset, sequence, id, space, radius, curvature, created_s, cost_ms, payload checksum
-_FIXED = struct.Struct("<4sBBHIIQQQ16s16sdddd16s")
+FIXED = struct.Struct("<4sBBHIIQQQ16s16sdddd16s")
 #: The same for numpy, for those who read headers by the million.
 FIXED_FIELDS = [
     ("magic", "V4"),
@@ -86,8 +83,6 @@ TRAILER_BYTES = _TRAILER.size
 NO_CONTROL = 0xFFFF
 _CHECKSUM_BYTES = 16
 _NAME = re.compile(r"seg-(\d{10})\.ccs")
-_SMALL_WINDOW = 4 << 10
-_LARGE_WINDOW = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +109,6 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
-    """Bytes [offset, end) of a segment hold no valid record.
-
-    torn: nothing valid follows. cut: the file ends within the record, as an interrupted write
-    leaves it.
-    """
-
-    segment: int
-    offset: int
-    end: int
-    reason: str
-    torn: bool
-    cut: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Footer:
     """What a sealed segment says of itself. raw: the bytes of all headers; None where they were
     not repeated, or (`damaged`) cannot be trusted."""
@@ -151,10 +130,6 @@ class Footer:
             found.append(header)
             at += header.header_bytes
         return tuple(found)
-
-
-class _CutOff(CorruptRecord):
-    """The file ends within the record, or within the seal."""
 
 
 # --- names ------------------------------------------------------------------------------------
@@ -198,7 +173,7 @@ def segment_header(number: int) -> bytes:
 
 def header_bytes(control_dim: int | None) -> int:
     """A multiple of 16, so that payloads lie as aligned as the buffer they are read into."""
-    size = _FIXED.size + 4 * (control_dim or 0) + _CHECKSUM_BYTES
+    size = FIXED.size + 4 * (control_dim or 0) + _CHECKSUM_BYTES
     return (size + 15) & ~15
 
 
@@ -233,7 +208,7 @@ def pack_header(
             )
         dim, control = values.size, values.tobytes()
     size = header_bytes(None if dim == NO_CONTROL else dim)
-    head = _FIXED.pack(
+    head = FIXED.pack(
         RECORD_MAGIC,
         VERSION,
         kind,
@@ -258,7 +233,7 @@ def pack_header(
 def pack_trailer(number: int, end: int, headers: bytes, count: int) -> bytes:
     """Footer and trailer that seal a segment whose records end at `end`."""
     head = _TRAILER.pack(
-        _TRAILER_MAGIC, number & 0xFFFFFFFF, end, len(headers), count, checksum(headers), b""
+        TRAILER_MAGIC, number & 0xFFFFFFFF, end, len(headers), count, checksum(headers), b""
     )[:-_CHECKSUM_BYTES]
     return headers + head + checksum(head)
 
@@ -270,9 +245,9 @@ def parse_header(
     data: bytes | memoryview, at: int, segment: int, offset: int, *, verify: bool = True
 ) -> Header:
     """The header at data[at:], which must stand at `offset` of `segment`; CorruptRecord if not."""
-    if len(data) - at < _FIXED.size:
+    if len(data) - at < FIXED.size:
         raise CorruptRecord("header is cut off")
-    fields = _FIXED.unpack_from(data, at)
+    fields = FIXED.unpack_from(data, at)
     magic, version, kind, dim, size, payload = fields[:6]
     if magic != RECORD_MAGIC:
         raise CorruptRecord("no record magic")
@@ -290,7 +265,7 @@ def parse_header(
         raise CorruptRecord("impossible kind or length")
     control = None
     if dim != NO_CONTROL:
-        control = np.frombuffer(raw, dtype="<f4", count=dim, offset=_FIXED.size)
+        control = np.frombuffer(raw, dtype="<f4", count=dim, offset=FIXED.size)
     entry = Entry(
         id=fields[9],
         space=fields[10],
@@ -332,7 +307,7 @@ def read_footer(fd: int, segment: int, size: int) -> Footer | None:
     if len(raw) != TRAILER_BYTES or checksum(raw[:-_CHECKSUM_BYTES]) != raw[-_CHECKSUM_BYTES:]:
         return None
     magic, number, end, footer_bytes, count, digest, _ = _TRAILER.unpack(raw)
-    if magic != _TRAILER_MAGIC or number != segment & 0xFFFFFFFF:
+    if magic != TRAILER_MAGIC or number != segment & 0xFFFFFFFF:
         return None
     if end + footer_bytes + TRAILER_BYTES != size:
         return None
@@ -345,101 +320,6 @@ def read_footer(fd: int, segment: int, size: int) -> Footer | None:
 
 
 def _offset_of(data: bytes, at: int) -> int:
-    if len(data) - at < _FIXED.size:
+    if len(data) - at < FIXED.size:
         raise CorruptRecord("footer is cut off")
-    return int(_FIXED.unpack_from(data, at)[7])
-
-
-class _Window:
-    """Bytes of a file by offset; reads ahead little over large records and much over small ones."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._start = 0
-        self._data = b""
-        self.ahead = _LARGE_WINDOW
-
-    def at(self, offset: int, size: int) -> memoryview:
-        """Up to `size` bytes at `offset` (fewer at the end of the file)."""
-        if not self._start <= offset <= offset + size <= self._start + len(self._data):
-            self._start = offset
-            self._data = os.pread(self._fd, max(size, self.ahead), offset)
-        begin = offset - self._start
-        return memoryview(self._data)[begin : begin + size]
-
-
-def scan(
-    fd: int, segment: int, start: int, end: int, *, verify_payload: bool
-) -> Iterator[Header | Damage]:
-    """Records in bytes [start, end) of a segment, in order, and the damage between them.
-
-    After damage the scan goes on at the next valid header. The last piece of damage is marked
-    `torn` when no valid record follows: the tail of an interrupted write.
-    """
-    window = _Window(fd)
-    at = max(start, SEGMENT_HEADER_BYTES)
-    while at < end:
-        try:
-            header = _header_at(window, segment, at, end)
-            if verify_payload and not header.tombstone:
-                read_record(fd, segment, at, header.header_bytes, header.payload_bytes)
-        except CorruptRecord as error:
-            # A payload that fails under a valid header ends where the header says.
-            known = _valid_header(window, segment, at, end)
-            resume = known.end if known else _resync(fd, segment, at + 1, end)
-            torn = resume is None or resume >= end
-            stop = end if resume is None else resume
-            yield Damage(segment, at, stop, str(error), torn, isinstance(error, _CutOff))
-            if resume is None:
-                return
-            at = resume
-            continue
-        window.ahead = _LARGE_WINDOW if header.end - at < _LARGE_WINDOW // 64 else _SMALL_WINDOW
-        yield header
-        at = header.end
-
-
-def _header_at(window: _Window, segment: int, at: int, end: int) -> Header:
-    fixed = window.at(at, _FIXED.size)
-    if len(fixed) < _FIXED.size:
-        raise _CutOff("header is cut off")
-    fields = _FIXED.unpack_from(fixed, 0)
-    size, number, offset = int(fields[4]), int(fields[6]), int(fields[7])
-    if bytes(fixed[: len(_TRAILER_MAGIC)]) == _TRAILER_MAGIC:
-        raise _CutOff("seal is unfinished")
-    if not _FIXED.size < size <= header_bytes(MAX_CONTROL_DIM):
-        raise CorruptRecord("header length is wrong")
-    if at + size > end and bytes(fixed[:4]) == RECORD_MAGIC:
-        raise _CutOff("header is cut off")
-    if number == segment and offset < at:
-        parse_header(window.at(at, size), 0, segment, offset)
-        raise _CutOff("seal is unfinished")  # a header of the footer, without a trailer
-    header = parse_header(window.at(at, size), 0, segment, at)
-    if header.end > end:
-        raise _CutOff("payload is cut off")
-    return header
-
-
-def _valid_header(window: _Window, segment: int, at: int, end: int) -> Header | None:
-    try:
-        return _header_at(window, segment, at, end)
-    except CorruptRecord:
-        return None
-
-
-def _resync(fd: int, segment: int, start: int, end: int) -> int | None:
-    """Offset of the first valid header at or after `start`."""
-    window = _Window(fd)
-    at = start
-    while at < end:
-        data = bytes(window.at(at, _LARGE_WINDOW))
-        found = data.find(RECORD_MAGIC)
-        if found < 0:
-            if len(data) < _LARGE_WINDOW:
-                return None
-            at += len(data) - len(RECORD_MAGIC) + 1
-            continue
-        if _valid_header(window, segment, at + found, end) is not None:
-            return at + found
-        at += found + 1
-    return None
+    return int(FIXED.unpack_from(data, at)[7])

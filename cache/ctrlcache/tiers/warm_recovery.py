@@ -16,7 +16,8 @@ from ctrlcache.errors import CorruptRecord
 from ctrlcache.tiers import segments
 from ctrlcache.tiers.bulk import Bulk
 from ctrlcache.tiers.places import SegmentRow
-from ctrlcache.tiers.segments import Damage, Header
+from ctrlcache.tiers.segment_scan import Damage, scan
+from ctrlcache.tiers.segments import Header
 from ctrlcache.tiers.warm_index import WarmIndex
 
 __all__ = ["Progress", "Survey", "reconcile"]
@@ -153,7 +154,7 @@ class _Load:
     def _scan(self, fd: int, start: int, end: int, verify: bool) -> tuple[list[Header], int]:
         headers: list[Header] = []
         stop = max(start, min(end, segments.SEGMENT_HEADER_BYTES))
-        for item in segments.scan(fd, self._number, start, end, verify_payload=verify):
+        for item in scan(fd, self._number, start, end, verify_payload=verify):
             if isinstance(item, Header):
                 headers.append(item)
                 stop = item.end
