@@ -98,7 +98,7 @@ class Opener:
         self._on_event = on_event
         self._devices: dict[str, tuple[int, DeviceCalibration]] = {}
         self._identity = DeviceCalibration.identity(self._spec.control_dim)
-        self._conditionings: OrderedDict[tuple[str, str], tuple[Any, bytes]] = OrderedDict()
+        self._conditionings: OrderedDict[tuple[str, str, str], tuple[Any, bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, request: Request) -> Turn:
@@ -115,7 +115,7 @@ class Opener:
                 session = session.seek(request.frame)
             previous_time = session.present_time
             new_from = session.present + 1 if len(frames) else None
-        conditioning, _ = self.condition(session.prompt, session.view)
+        conditioning, _ = self.condition(session.prompt, session.view, session.tenant)
         samples, session = self._calibrated(request, session)
         aligned: Aligned = align(
             samples,
@@ -154,10 +154,11 @@ class Opener:
             restore=request.mode == "seek",
         )
 
-    def condition(self, prompt: str, view: str) -> tuple[Any, bytes]:
-        """The model's conditioning; InvalidInput where it does not understand."""
+    def condition(self, prompt: str, view: str, tenant: str = "") -> tuple[Any, bytes]:
+        """The model's conditioning; InvalidInput where it does not understand. Kept for each tenant
+        apart: how long it takes must not tell what others have said."""
         with self._lock:
-            found = self._conditionings.get((prompt, view))
+            found = self._conditionings.get((tenant, prompt, view))
         if found is not None:
             return found
         try:
@@ -165,10 +166,10 @@ class Opener:
         except ValueError as error:
             raise InvalidInput(f"parameter 'prompt' or 'view': {error}") from None
         with self._lock:
-            self._conditionings[prompt, view] = made
+            self._conditionings[tenant, prompt, view] = made
             while len(self._conditionings) > _CONDITIONINGS:
                 self._conditionings.popitem(last=False)
-            return self._conditionings[prompt, view]
+            return self._conditionings[tenant, prompt, view]
 
     # -- the session -----------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Opener:
         else:
             epoch = self._device(device).epoch
         provenance = provenance_of(self._spec, request.tenant, epoch)
-        _, named = self.condition(prompt, view)
+        _, named = self.condition(prompt, view, request.tenant)
         times = request.frame_times
         return Session(
             tenant=request.tenant,
