@@ -43,7 +43,7 @@ class ModelSpec:
     (state_dim,) holds the standard deviation of each dimension over the training data, which makes
     errors of states comparable. `receptive_field` frames of history, at most, influence a
     prediction; `window` of them are attended to directly. reuse: policies that `generate` can be
-    asked for in a `Rendering`, max_steps: steps, reuse_calibration: names what its decisions rest on;
+    asked for in a `Rendering`, max_steps: steps, reuse_calibration: what its decisions rest on;
     a model without policies is never given a Rendering.
     """
 
