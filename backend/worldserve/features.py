@@ -9,7 +9,7 @@ approximate answer, finds them. Only exact features are used, and tenants never 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +82,8 @@ class Features:
             each_ms = (time.perf_counter() - began) * 1e3 / len(missing)
             for at, tokens in zip(missing, made, strict=True):
                 found[at] = tokens
-                self._keep(ids[at], tokens, "tokens", tenant, each_ms)
+            fresh = dict(zip([ids[at] for at in missing], made, strict=True))
+            self._keep(fresh, "tokens", tenant, each_ms)
         return np.stack([tokens for tokens in found if tokens is not None])
 
     def frames(
@@ -98,17 +99,18 @@ class Features:
             return found
         began = time.perf_counter()
         frames = draw()
-        self._keep(id, frames, "frames", tenant, (time.perf_counter() - began) * 1e3)
+        self._keep({id: frames}, "frames", tenant, (time.perf_counter() - began) * 1e3)
         return frames
 
     def _keep(
-        self, id: bytes, array: Float | Pixels, kind: str, tenant: str, cost_ms: float
+        self, made: Mapping[bytes, Float | Pixels], kind: str, tenant: str, cost_ms: float
     ) -> None:
         def put() -> None:
             assert self._levels is not None  # else nothing is kept
+            group = digest(tenant.encode())
             try:
-                group = digest(tenant.encode())
-                self._levels.put(id, array, kind=kind, group=group, cost_ms=cost_ms)
+                for id, array in made.items():
+                    self._levels.put(id, array, kind=kind, group=group, cost_ms=cost_ms)
             except InvalidInput:
                 return  # a model's arrays may be of a type that records cannot hold
 

@@ -46,6 +46,7 @@ from worldserve.session_store import SessionLimits, SessionStore, capacity
 from worldserve.thinking import Thinking
 from worldserve.upgrade import keep_before_upgrade
 from worldserve.vitals import Vitals
+from worldserve.warmth import open_warmth, prime
 
 __all__ = ["WorldService"]
 
@@ -131,8 +132,12 @@ class WorldService:
         )
         announce_model(self._memory, spec, provenance)
         drawing = Drawing(self.cache, trust)
+        bench = Bench(self.model, self.cache, recall, options.probe_batch)
+        self._warmth = open_warmth(
+            options, config, bench, opener, self.background, self._templates, on_event
+        )
         thinking = Thinking(
-            Bench(self.model, self.cache, recall, options.probe_batch),
+            bench,
             self.background,
             ThinkingConfig(
                 think=options.background,
@@ -153,7 +158,7 @@ class WorldService:
             self.sessions,
             opener,
             recall,
-            thinking,
+            self._warmth.watching(thinking),
             drawing,
             provenance,
             options.max_error,
@@ -161,6 +166,9 @@ class WorldService:
             self._features,
         )
         self._fill_hot(config, options.warmup_share)
+        prime(bench, options.warmup_steps, options.default_horizon)
+        for prompt in filter(None, options.warm_prompts.split("|")):
+            self._warmth.warm(prompt.strip(), "", _go_on)
         if config.trust.policy == "trust":
             on_event(Calibrated(trust is not None))
         places = {"shm": config.hot.directory}
@@ -192,6 +200,9 @@ class WorldService:
     def put(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
         """Have a request answered; `deliver` is called once, also with what is wrong with it."""
         deliver = self._accounts.of(raw, deliver)
+        if raw.parameters.get("mode") == "warm":
+            self._warmth.answer(raw, deliver)
+            return
         try:
             deliver = self._gate.enter(raw, deliver)
         except Overloaded as error:
@@ -321,6 +332,10 @@ def _warm(config: CacheConfig, on_event: Sink) -> WarmTier | None:
         index_bytes=warm.index_bytes,
         on_event=on_event,
     )
+
+
+def _go_on() -> None:
+    return None
 
 
 def _threads_of_environment() -> int | None:
