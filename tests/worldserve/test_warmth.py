@@ -89,7 +89,7 @@ def test_an_unknown_prompt_takes_the_fallback(served):
 
 def test_tenants_keep_their_recipes(served):
     """What one tenant did is not loaded for another."""
-    client, model = served()
+    client, _ = served()
     begin(client, "a", "push the cube", tenant="one")
     assert warm(client, "push the cube", tenant="two")["CONFIDENCE"] == 0
     assert warm(client, "push the cube", tenant="one")["CONFIDENCE"] > 0.99
