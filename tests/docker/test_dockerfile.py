@@ -21,6 +21,7 @@ from wire import Wire, eventually
 import worldserve.runtime
 from worldserve.layout import find_server
 from worldserve.runtime import Runtime, RuntimeConfig
+from worldserve.settings import free_ports
 
 STAGES = stages()
 FINAL = pytest.mark.parametrize("name", ["slim", "triton"])
@@ -122,7 +123,9 @@ def test_the_entry_point_serves_and_its_health_check_tells_the_truth(tmp_path):
         part.replace("/data", str(tmp_path)).replace("0.0.0.0", "127.0.0.1") for part in command
     ]
     command[0] = str(Path(sys.executable).parent / command[0])
-    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "health")]
+    health, _, _ = free_ports(("127.0.0.1",) * 3, (0, 0, 0))
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    ports.append(f"--health-port={health}")
     settings = {"world_model_class": TINY, "history_frames": "64"}
     more = [f"--set={key}={value}" for key, value in settings.items()]
     repository = f"--model-repository={PROJECT / 'model_repository'}"
@@ -141,7 +144,7 @@ def test_the_entry_point_serves_and_its_health_check_tells_the_truth(tmp_path):
 
         def healthy() -> bool:
             check = [
-                part.replace("127.0.0.1:8003", run["health"])
+                part.replace("127.0.0.1:8003", f"127.0.0.1:{health}")
                 for part in stage.command("HEALTHCHECK")
             ]
             return subprocess.run([sys.executable, *check[1:]], capture_output=True).returncode == 0
@@ -150,18 +153,14 @@ def test_the_entry_point_serves_and_its_health_check_tells_the_truth(tmp_path):
         wire = Wire(type("At", (), run), "grpc")
         assert np.isfinite(wire.ask(HELD, 1, frames=clip(2), start=True)["STATE"]).all()
         wire.close()
-        [stub] = _stubs(run)
-        os.kill(stub, 9)
+        stubs = _stubs(run)
+        assert stubs
+        for pid in stubs:
+            os.kill(pid, 9)
         eventually(lambda: not healthy(), 60)
     finally:
         process.terminate()
-        process.wait(30)
-
-
-def _replaced(text: str, places: dict[str, str]) -> str:
-    for old, new in places.items():
-        text = text.replace(old, new)
-    return text
+        process.wait(60)
 
 
 def _stubs(run) -> list[int]:
