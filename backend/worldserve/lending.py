@@ -60,14 +60,14 @@ def collect_ages(
     *,
     ages: int = 3,
     sampling: Sampling = AGEING,
-    frames_every: int = 2,
+    drawn: int = 2,
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Pairs]:
     """Pairs by age of their scores in frames, 0 to `ages`, from up to `contexts` contexts.
 
     trust: what is beyond the radius of a couplet, counted from where it was probed, is left out, as
-    nothing is lent there. frames_every: frames are drawn and compared in every n-th context.
+    nothing is lent there. drawn: in each context and age, frames are drawn for so many queries.
     """
     rng = np.random.default_rng(seed)
     parts: list[list[Pairs]] = [[] for _ in range(ages + 1)]
@@ -78,7 +78,6 @@ def collect_ages(
         control = np.clip(control, -1, 1).astype(np.float32)
         probed = _Probed(model, present, control, trust, sampling, migration)
         for age, stage in enumerate(_stages(model, present, control, ages, observed, rng)):
-            drawn = number % (2 * frames_every) < 2
             queries = probed.within(stage, around(stage.control, rng, sampling))
             if len(queries):
                 parts[age].append(probed.pairs(stage, number, queries, drawn))
@@ -161,8 +160,9 @@ class _Probed:
         ]
         return within
 
-    def pairs(self, stage: _Stage, context: int, queries: Float, drawn: bool) -> Pairs:
-        """An exact answer at the stage, moved to `queries` (m, C) there with what was probed."""
+    def pairs(self, stage: _Stage, context: int, queries: Float, drawn: int) -> Pairs:
+        """An exact answer at the stage, moved to `queries` (m, C) there with what was probed; for
+        the first `drawn` of them frames are drawn, too."""
         scores = self._scores
         m = len(queries)
         own, *truths = self._ask(stage, np.concatenate([stage.control[None], queries]))
@@ -172,9 +172,10 @@ class _Probed:
         squared = np.square(steps.astype(np.float64))
         psnr = np.full(m, np.nan)
         if drawn:
-            tokens = [own.tokens + self._slope.astype(np.float32) @ step for step in steps]
+            tokens = [own.tokens + self._slope.astype(np.float32) @ s for s in steps[:drawn]]
             shown = self._draw(stage, tokens)
-            psnr = psnr_db(shown, self._draw(stage, [t.tokens for t in truths])).min(axis=-1)
+            made = self._draw(stage, [t.tokens for t in truths[:drawn]])
+            psnr[:drawn] = psnr_db(shown, made).min(axis=-1)
         return Pairs(
             context=np.full(m, context),
             curvature=np.full(m, scores.curvature),

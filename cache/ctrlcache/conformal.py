@@ -33,7 +33,7 @@ Flags = NDArray[np.bool_]
 #: Relative state errors that users are expected to allow.
 BUDGETS = (0.003, 0.005, 0.01, 0.02, 0.05)
 _DISTANCE_BINS = (10, 8, 6, 5, 4, 3, 2)  # as many as the contexts can fill
-_FRAME_BINS = 8
+_FRAME_BINS = (8, 6, 5, 4, 3, 2)  # as many as the contexts can fill
 _CURVATURES = ("low", "middle", "high")
 _DIRECTIONS = ("one axis", "several axes")
 _ONE_AXIS = 0.9  # share of the squared distance along its main axis, from which on it is one
@@ -394,12 +394,16 @@ def frames_hold(pairs: Pairs, measure: Double, psnr_db: float, delta: float) -> 
         return 0.0
     values, bad = measure[made], pairs.psnr_db[made] < psnr_db
     scenes = pairs.context[made]
-    edges = np.quantile(values, np.linspace(0, 1, _FRAME_BINS + 1))
-    place = np.searchsorted(edges[1:-1], values, side="left")
+    for bins in _FRAME_BINS:
+        edges = np.quantile(values, np.linspace(0, 1, bins + 1))
+        place = np.searchsorted(edges[1:-1], values, side="left")
+        contexts = [len(np.unique(scenes[place == b])) for b in range(bins)]
+        # With fewer, not even flawless frames could make up for the correction.
+        if min(contexts) > 1 / delta:
+            break
     held = 0.0
-    for b in range(_FRAME_BINS):
+    for b, m in enumerate(contexts):
         inside = place == b
-        m = len(np.unique(scenes[inside]))
         if not inside.any() or (bad[inside].mean() * m + 1) / (m + 1) > delta:
             break
         held = float(edges[b + 1])

@@ -89,13 +89,14 @@ def test_300_probes_between_30_advances_change_nothing(reference, connect, serve
     wire.ask(HELD, id, STATES, frames=frames, start=True)
     wire.ask(HELD, plain, STATES, frames=frames, start=True, cache="off")
     hand, approximate, hits = HELD.copy(), 0, 0
-    for _ in range(30):
-        for _ in range(10):
+    for stretch in range(30):
+        for number in range(10):
             hand[:3] = np.clip(hand[:3] + draw.normal(0, 0.03, 3), -1, 1)
-            got = wire.ask(hand, id, STATES, max_error=0.05)
+            # Now and then the user thinks for a while.
+            drain = stretch % 3 == 0 and number == 1
+            got = wire.ask(hand, id, STATES, max_error=0.05, drain=drain)
             approximate += not got["EXACT"][0]
             hits += got["CACHE_TIER"][0] != b"none"
-            time.sleep(0.02)  # a hand is not that fast, and thinking time has its share
         wire.ask(hand, id, STATES, mode="advance", max_error=0.05)
         wire.ask(hand, plain, STATES, mode="advance", cache="off")
     outputs = ["STATE", "PREDICTED_FRAMES"]
