@@ -234,7 +234,7 @@ def test_marked_sessions_never_mix(start_tiny, repository, connect):
     """Few places, many sessions, none ended, over the ensemble and two instances: each session
     sees its own frames, whenever it comes back."""
     small = repository(
-        {"600000000": "1000000", "candidate_sequences: 1024": "candidate_sequences: 4"}
+        {"600000000": "1000000", "candidate_sequences: 16384": "candidate_sequences: 4"}
     )
     runtime = start_tiny(
         model_repository=small,
