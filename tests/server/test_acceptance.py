@@ -220,7 +220,7 @@ def test_marked_sessions_never_mix(connect, repository, model, tmp_path):
     sessions = int(os.environ.get("CTRLCACHE_SESSIONS", "24"))
     rounds = int(os.environ.get("CTRLCACHE_SESSION_ROUNDS", "3"))
     small = repository(
-        {"600000000": "1000000", "candidate_sequences: 1024": "candidate_sequences: 4"}
+        {"600000000": "1000000", "candidate_sequences: 16384": "candidate_sequences: 4"}
     )
     for file in WEIGHTS.glob("*.safetensors"):
         shutil.copy2(file, small / "world_model" / "1")
