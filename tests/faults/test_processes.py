@@ -121,7 +121,7 @@ def test_slots_are_exhausted_and_time_out(stand, crowd, verdict, tmp_path):
                 continue
             text = path.read_text()
             text = text.replace("idle_microseconds: 600000000", "idle_microseconds: 1000000")
-            text = text.replace("candidate_sequences: 1024", "candidate_sequences: 8")
+            text = text.replace("candidate_sequences: 16384", "candidate_sequences: 8")
             (copy / model.name / path.name).write_text(text)
     server = stand("--model-repository", str(copy))
     people = crowd(server, model="interactive_world", pace_s=1.5, timeout_s=20)
