@@ -29,6 +29,7 @@ from ctrlcache.couplet import ALL_FIELDS, Couplet, decode, encode
 from ctrlcache.key import digest
 from ctrlcache.scores import probe_controls, scores_from_probes
 from ctrlcache.transfer import Jacobian
+from worldserve.bench.report import machine
 from worldserve.calibrate import REFERENCE, load_model
 from worldserve.models.protocol import Float, Pixels, RolloutInput, WorldModel
 from worldserve.neighbourhood import Present, presents
@@ -179,6 +180,7 @@ def main() -> None:
     console.print(table)
     args.json.parent.mkdir(exist_ok=True)
     report = {
+        "machine": machine(),
         "weights": model.spec.weights_digest,
         "couplets": len(made),
         "stored": weights,
