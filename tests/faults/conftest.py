@@ -59,7 +59,7 @@ def stand(tmp_path: Path) -> Iterator[Callable[..., Stand]]:
             weights.mkdir()
             trust_the_tiny_model(weights)
         directory.mkdir(parents=True, exist_ok=True)
-        settings = {"max_sessions": "200", "weights_dir": str(weights), **more.pop("settings", {})}
+        settings = {"max_sessions": "100", "weights_dir": str(weights), **more.pop("settings", {})}
         stands.append(Stand(directory, *options, settings=settings, **more))
         return stands[-1]
 

@@ -80,7 +80,7 @@ class Stand:
         command = [
             *(private_mounts(private) if private else []),
             *(sys.executable, "-m", "ctrlcache.cli", "up", "--no-check"),
-            *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
+            *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--health-port", "0"),
             *("--run-dir", str(self.run_dir), "--warm-dir", str(self.warm_dir)),
             *(part for key, value in parameters.items() for part in ("--set", f"{key}={value}")),
             *options,

@@ -70,7 +70,7 @@ def test_the_disk_is_full(stand, crowd, verdict, tmp_path):
 def test_no_file_may_grow(stand, crowd, verdict):
     """A limit on the size of files (as of a quota): the hot tier and the warm one are refused what
     they want to write; requests are answered, or refused as unavailable."""
-    server = stand(settings={"hot_size_bytes": "64MiB", "max_sessions": "100"})
+    server = stand("--hot-bytes", "96MiB")
     people = crowd(server)
     people.settle()
     people.until(lambda: warm_entries(server) > 0)
