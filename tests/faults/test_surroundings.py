@@ -90,7 +90,7 @@ def test_the_object_store_is_lost_slow_and_lying(stand, crowd, verdict, store, t
     assert not server.events()
 
 
-# Read by each interpreter as it starts. libfaketime would reach Triton too, but breaks the sleeps of
+# Read by each interpreter as it starts. libfaketime would reach Triton too, but breaks sleeping in
 # Python 3.11 (clock_nanosleep: EINVAL).
 _CLOCK = """
 import time
