@@ -112,7 +112,7 @@ def verdict() -> Callable[..., Row]:
             supervisor="; ".join(filter(None, (each.events() for each in stands))),
         )
         _rows.append(row)
-        print(row, dict(total.refusals))
+        print(row, dict(total.refusals), total.said.most_common(4))
         assert not total.wrong, total.wrong[:5]
         assert not total.lost, total.lost[:5]
         assert total.over_bound <= 0.05 * max(total.answers["near"], 20)

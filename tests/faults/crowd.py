@@ -40,6 +40,7 @@ class Tally:
 
     answers: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    said: Counter[str] = field(default_factory=Counter)  # with the refusals, shortened
     over_bound: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -175,6 +176,7 @@ class Person(threading.Thread):
             )
         except InferenceServerException as error:
             self.tally.refusals[code(error)] += 1
+            self.tally.said[error.message()[:90]] += 1
             if "no session" in error.message() and options.get("resume") is not None:
                 self.tally.lost.append(f"{self.id}: {error.message()}")
             if self.away_since_s is None:
@@ -260,6 +262,7 @@ class Crowd:
         for person in self.people:
             total.answers += person.tally.answers
             total.refusals += person.tally.refusals
+            total.said += person.tally.said
             total.over_bound += person.tally.over_bound
             total.wrong += person.tally.wrong
             total.lost += person.tally.lost
