@@ -22,6 +22,7 @@ COMMANDS = (
         "Calibrate control devices, and the trust in approximate answers.",
         "ctrlcache.commands.calibrate:app",
     ),
+    Command("analyze", "Show what in a video moves and matters: where features can be reused."),
     Command("warmup", "Fill the cache with typical interactions."),
     Command("benchmark", "Measure a running server with and without its cache."),
     Command(

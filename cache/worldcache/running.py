@@ -48,6 +48,10 @@ class Reuse:
         self._rows: list[int] = []
 
     @property
+    def chunks(self) -> int:
+        return len(self._scopes)
+
+    @property
     def computed_steps(self) -> tuple[tuple[int, ...], ...]:
         """Of each chunk, what was computed so far."""
         return tuple(scope.state.computed for scope in self._scopes)
