@@ -22,11 +22,13 @@ _SEARCH = 8
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """As in `SupervisorConfig`."""
+    """As in `SupervisorConfig`. stuck_limit: canaries late in a row after which a model hangs whose
+    other instances may be the ones that finish requests, since it does not tell which one does."""
 
     ask_every_s: float = 5.0
     deadline_s: float = 10.0
     late_limit: int = 2
+    stuck_limit: int = 6
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,13 @@ class ModelStatus:
 
 
 class _Asked:
-    """One canary and how it went. late: times in a row. finished: by its instance, when it was
-    late last."""
+    """One canary and how it went. late: times in a row while nothing was finished. unanswered:
+    times in a row. finished: by its instance, when it was late last."""
 
     def __init__(self, canary: Canary) -> None:
         self.canary = canary
         self.late = 0
+        self.unanswered = 0
         self.finished: int | None = None
 
 
@@ -147,11 +150,11 @@ class Watch:
                     return str(error)
                 if self._hangs(asked):
                     return (
-                        f"no answer within {self._config.deadline_s:g} s, {asked.late} times"
+                        f"no answer within {self._config.deadline_s:g} s, {asked.unanswered} times"
                         f"{_of(asked.canary.pid)}"
                     )
             else:
-                asked.late = 0
+                asked.late = asked.unanswered = 0
                 slowest_s = max(slowest_s, time.monotonic() - began)
         self._search()
         if self._well():
@@ -161,16 +164,16 @@ class Watch:
 
     def _hangs(self, asked: _Asked) -> bool:
         """After an answer that was late: whether that was once too often."""
-        finished = self._finished(asked.canary.pid)
+        pid = asked.canary.pid
+        own = finished_by(self._runtime.run_dir, pid) if pid is not None else None
+        finished = self._runtime.api.finished(self.model) if own is None else own
         busy = finished is not None and finished != asked.finished
         asked.late = 1 if busy else asked.late + 1
+        asked.unanswered += 1
         asked.finished = finished
+        if own is None and self._instances > 1 and asked.unanswered >= self._config.stuck_limit:
+            return True
         return asked.late >= self._config.late_limit
-
-    def _finished(self, pid: int | None) -> int | None:
-        """Requests finished by one instance, or by all where it is not known which one is asked."""
-        found = finished_by(self._runtime.run_dir, pid) if pid is not None else None
-        return self._runtime.api.finished(self.model) if found is None else found
 
     def _well(self) -> bool:
         return bool(self._asked) and not any(asked.late for asked in self._asked)
