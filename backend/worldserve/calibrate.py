@@ -43,7 +43,7 @@ __all__ = [
 
 ADAPTER = "adapter.safetensors"
 REFERENCE = "worldserve.models.reference:ReferenceWorldModel.load"
-_SUITES, _PROBE_RADII = ["kitchen"], [0.05, 0.1]
+_SUITES, _PROBE_RADII = ["kitchen"], [0.1]
 _PER_CLIP = 8  # contexts of one clip, about a second apart: nearly independent scenes
 
 
@@ -112,7 +112,8 @@ def calibrate_model(
     measured_on: Iterable[ClipLike] | None = None,
     aged_on: Iterable[ClipLike] | None = None,
     *,
-    contexts: int = 260,
+    contexts: int = 240,
+    contexts_apart: int | None = None,
     sampling: Sampling | None = None,
     delta: float = 0.05,
     budgets: Sequence[float] = BUDGETS,
@@ -124,11 +125,12 @@ def calibrate_model(
     """The calibration, and the mean trust radius that each probe radius would give.
 
     Of several probe radii, the one with the largest mean trust radius is taken. `measured_on`:
-    clips for the coverage table, of as many contexts; without them a third of `clips` is set aside.
-    aged_on: clips to find out what probes are worth some frames later, from as many contexts;
-    without them, nothing is lent from one frame to the next, and no frames are drawn.
+    clips for the coverage table; without them a third of `clips` is set aside. aged_on: clips to
+    find out what probes are worth some frames later; without them, nothing is lent from one frame
+    to the next, and no frames are drawn. contexts_apart: of either of these, `contexts` by default.
     """
     how = sampling or Sampling()
+    apart_contexts = contexts if contexts_apart is None else contexts_apart
     spec = model.spec
     move = migration or Jacobian()
     found = collect(
@@ -146,7 +148,7 @@ def calibrate_model(
         apart = collect(
             model,
             measured_on,
-            contexts,
+            apart_contexts,
             how,
             migration=move,
             frames_every=0,
@@ -174,7 +176,7 @@ def calibrate_model(
         aged = collect_ages(
             model,
             aged_on,
-            contexts,
+            apart_contexts,
             trust,
             move,
             sampling=replace(AGEING, horizon=how.horizon),
@@ -220,12 +222,14 @@ def model_command(
     suite: Annotated[
         list[str], typer.Option(help="Suite; give it several times for several.")
     ] = _SUITES,
-    contexts: Annotated[int, typer.Option(help="Scenes per suite and part, at most.")] = 260,
+    contexts: Annotated[
+        int, typer.Option(help="Scenes per suite; half as many where others are used.")
+    ] = 240,
     delta: Annotated[
         float, typer.Option(help="Share of answers that may exceed the bound.")
     ] = 0.05,
     probe_radius: Annotated[
-        list[float], typer.Option(help="Several: the best one is found by measurement.")
+        list[float], typer.Option(help="Given several times, the best one is found by measurement.")
     ] = _PROBE_RADII,
     measure: Annotated[
         bool, typer.Option(help="Measure coverage on the test split, calibrate on validation.")
@@ -260,13 +264,14 @@ def model_command(
             TimeRemainingColumn(),
             console=console,
         ) as progress:
-            bar = progress.add_task("contexts", total=wanted * (3 if measure else 2))
+            bar = progress.add_task("contexts", total=wanted + wanted // 2 * (2 if measure else 1))
             trust, reach = calibrate_model(
                 model,
                 of("validation"),
                 of("test") if measure else None,
                 of("validation"),
                 contexts=wanted,
+                contexts_apart=wanted // 2,
                 sampling=sampling,
                 delta=delta,
                 migration=moved,
