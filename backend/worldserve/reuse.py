@@ -26,7 +26,7 @@ from ctrlcache.errors import CalibrationError
 from worldcache.fitting import fit_table
 from worldcache.reuse_calibration import ReuseCalibration, reuse_path
 from worldcache.running import Reuse
-from worldcache.steps import Policy
+from worldcache.steps import Policy, Reuses
 from worldcache.weights import WeightSettings
 from worldserve.calibrate import explained
 from worldserve.models import stepping
@@ -63,12 +63,16 @@ class Drawn:
 
 
 def cases_of(
-    model: ReferenceWorldModel, clips: Iterable[ClipLike], count: int, horizon: int = 8
+    model: ReferenceWorldModel,
+    clips: Iterable[ClipLike],
+    count: int,
+    horizon: int = 8,
+    per_clip: int = _PER_CLIP,
 ) -> list[Case]:
     """Predictions at moments of the clips; every second one of a held control."""
     rng = np.random.default_rng(0)
     made: list[Case] = []
-    for present in itertools.islice(presents(model, clips, _PER_CLIP, rng, horizon), count):
+    for present in itertools.islice(presents(model, clips, per_clip, rng, horizon), count):
         plan = np.repeat(present.control[None], horizon, axis=0)
         if len(made) % 2 and len(present.controls_after) >= horizon:
             plan = np.asarray(present.controls_after[:horizon], np.float32)
@@ -93,16 +97,15 @@ class GeneratorSubject:
         change: NDArray[np.float32] | None = None,
     ) -> None:
         self.steps = steps
-        self._model = model
-        self._cases = cases
-        self._settings = settings
+        self.model = model
+        self.cases = cases
         with torch.no_grad():
             self.change = self._change() if change is None else change
-            self.activities = [self._activity(case) for case in cases]
+        self.activities = self.activities_with(settings)
 
-    def outputs(self, case: int) -> list[Tensor]:
-        last, tokens, noise = self._flow(self._cases[case])
-        generator, x, ends = self._model.network.generator, last + NOISE * noise, []
+    def outputs(self, case: int, reuses: Reuses = "step") -> list[Tensor]:
+        last, tokens, noise = self._flow(self.cases[case])
+        generator, x, ends = self.model.network.generator, last + NOISE * noise, []
         with torch.no_grad():
             for step in range(self.steps):
                 t = step / self.steps
@@ -115,23 +118,28 @@ class GeneratorSubject:
         return Drawn(frames, reuse.tally.skipped, self.activities[case])
 
     def draw(self, case: int, policy: Policy) -> tuple[Pixels, Reuse]:
-        item = self._cases[case]
-        return self._model.draw(item.frame, item.tokens, item.seed, self.steps, policy, item.plan)
+        item = self.cases[case]
+        return self.model.draw(item.frame, item.tokens, item.seed, self.steps, policy, item.plan)
 
     def _flow(self, case: Case) -> tuple[Tensor, Tensor, Tensor]:
-        return self._model.flow(case.frame, case.tokens, case.seed)
+        return self.model.flow(case.frame, case.tokens, case.seed)
 
     def _change(self) -> NDArray[np.float32]:
-        generator, few = self._model.network.generator, self._cases[:8]
+        generator, few = self.model.network.generator, self.cases[:8]
         maps = [stepping.block_change(generator, *self._flow(c), self.steps) for c in few]
         mean: NDArray[np.float32] = np.mean(maps, axis=0).astype(np.float32)
         return mean
 
-    def _activity(self, case: Case) -> NDArray[np.float64]:
+    def activities_with(self, settings: WeightSettings) -> list[NDArray[np.float64]]:
+        """Activity (H,) of every case, under these settings."""
+        with torch.no_grad():
+            return [self._activity(case, settings) for case in self.cases]
+
+    def _activity(self, case: Case, settings: WeightSettings) -> NDArray[np.float64]:
         last, tokens, noise = self._flow(case)
         x = last + NOISE * noise
-        end = self._model.network.generator(x, x.new_zeros(len(x)), last, tokens)
-        return stepping.weigh(last, end, tokens, self.change, self._settings)
+        end = self.model.network.generator(x, x.new_zeros(len(x)), last, tokens)
+        return stepping.weigh(last, end, tokens, self.change, settings)
 
 
 def calibrate_reuse(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from worldcache.content import Rung, ladder_of
 from worldcache.policies import Schedule, thresholds
 from worldcache.reuse_calibration import Knob, StepTable, make, peak_quantile
-from worldcache.steps import Policy
+from worldcache.steps import Policy, Reuses
 
 __all__ = ["Run", "Subject", "fit_table", "rmse_levels"]
 
@@ -43,8 +44,8 @@ class Subject(Protocol):
     @property
     def steps(self) -> int: ...
 
-    def outputs(self, case: int) -> Sequence[Tensor]:
-        """What an undisturbed generation gives at each step (M, ...)."""
+    def outputs(self, case: int, reuses: Reuses) -> Sequence[Tensor]:
+        """What would be reused, from each step of an undisturbed generation (M, ...)."""
         ...
 
     def run(self, case: int, policy: Policy) -> Run: ...
@@ -61,19 +62,26 @@ def fit_table(
     subject: Subject,
     cases: int,
     policies: Sequence[str] = ("teacache", "easycache", "control", "chunk"),
+    reuses: Sequence[Reuses] = ("step",),
     delta: float = 0.05,
     advance: Callable[[], None] = lambda: None,
 ) -> StepTable:
-    """Everything that is calibrated for the subject's number of steps."""
+    """Everything that is calibrated for the subject's number of steps. reuses: what `content` may
+    reuse; the one that errs least is taken."""
     truths = [subject.run(case, make("none", 0)) for case in range(cases)]
-    slopes = fit_slopes(subject, cases)
+    few = truths[: min(cases, _CHOSEN_ON)]
+    tried = [_Family(subject, what, fit_slopes(subject, cases, what)) for what in reuses]
+    best = tried[0]
+    if len(tried) > 1:
+        middle = (*range(0, subject.steps - 1, 2), subject.steps - 1)
+        best = min(tried, key=lambda family: family.error(middle, few))
     advance()
     rungs = []
     reference = float(np.median(np.concatenate([run.activity for run in truths])))
-    for steps in _schedules(subject, truths[: min(cases, _CHOSEN_ON)], slopes):
+    for steps in _schedules(best, few):
         ratios = []
         for case, truth in enumerate(truths):
-            run = subject.run(case, _schedule(steps, slopes))
+            run = subject.run(case, best.policy(steps))
             ratios.append(rmse_levels(run.frames, truth.frames) / (truth.activity + LEAST_ACTIVITY))
         # One rank further than the plain quantile: split-conformal, valid for finite samples.
         flat = np.sort(np.concatenate(ratios))
@@ -86,15 +94,18 @@ def fit_table(
             _knob(subject, truths, name, value, delta) for value in thresholds(name)
         )
         advance()
-    return StepTable(knobs, ladder_of(rungs, subject.steps, reference), slopes)
+    ladder = ladder_of(rungs, subject.steps, reference)
+    return StepTable(knobs, ladder, best.slopes, best.reuses)
 
 
-def fit_slopes(subject: Subject, cases: int) -> dict[tuple[int, int, int], float]:
+def fit_slopes(
+    subject: Subject, cases: int, reuses: Reuses = "step"
+) -> dict[tuple[int, int, int], float]:
     """By least squares: how far outputs go on from two earlier ones, along their difference."""
     above: dict[tuple[int, int, int], float] = defaultdict(float)
     below: dict[tuple[int, int, int], float] = defaultdict(float)
     for case in range(cases):
-        outputs = subject.outputs(case)
+        outputs = subject.outputs(case, reuses)
         for a, b in itertools.combinations(range(len(outputs) - 1), 2):
             apart = outputs[b] - outputs[a]
             size = float(apart.square().sum())
@@ -104,14 +115,29 @@ def fit_slopes(subject: Subject, cases: int) -> dict[tuple[int, int, int], float
     return {key: float(np.clip(above[key] / max(below[key], 1e-12), 0, 2)) for key in above}
 
 
-def _schedule(steps: tuple[int, ...], slopes: dict[tuple[int, int, int], float]) -> Schedule:
-    return Schedule(steps=(steps,), slopes=tuple(slopes.items()))
+@dataclass(frozen=True, eq=False)
+class _Family:
+    """Schedules that reuse one kind of thing."""
+
+    subject: Subject
+    reuses: Reuses
+    slopes: dict[tuple[int, int, int], float]
+
+    def policy(self, steps: tuple[int, ...]) -> Schedule:
+        return Schedule(steps=(steps,), slopes=tuple(self.slopes.items()), reuses=self.reuses)
+
+    def error(self, steps: tuple[int, ...], truths: Sequence[Run]) -> float:
+        """Mean logarithm of the errors that a schedule makes."""
+        errors = [
+            rmse_levels(self.subject.run(case, self.policy(steps)).frames, truth.frames)
+            for case, truth in enumerate(truths)
+        ]
+        return float(np.log(np.concatenate(errors) + 1e-2).mean())
 
 
-def _schedules(
-    subject: Subject, truths: Sequence[Run], slopes: dict[tuple[int, int, int], float]
-) -> list[tuple[int, ...]]:
+def _schedules(family: _Family, truths: Sequence[Run]) -> list[tuple[int, ...]]:
     """The best schedules of each length, grown step by step from first and last."""
+    subject = family.subject
     last = subject.steps - 1
     beam: list[tuple[int, ...]] = [(0, last)]
     found = list(beam)
@@ -122,13 +148,7 @@ def _schedules(
             for extra in range(1, last)
             if extra not in steps
         }
-        scored = []
-        for steps in grown:
-            errors = [
-                rmse_levels(subject.run(case, _schedule(steps, slopes)).frames, truth.frames)
-                for case, truth in enumerate(truths)
-            ]
-            scored.append((float(np.log(np.concatenate(errors) + 1e-2).mean()), steps))
+        scored = [(family.error(steps, truths), steps) for steps in grown]
         beam = [steps for _, steps in sorted(scored)[:_BEAM]]
         found += beam
     return found

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ctrlcache.errors import CalibrationError
 from worldcache.content import Content, Rung, peak_db
 from worldcache.policies import Always, Chunkwise, Controlled, EasyCache, TeaCache
-from worldcache.steps import Policy
+from worldcache.steps import Policy, Reuses
 from worldcache.weights import WeightSettings
 
 __all__ = [
@@ -93,6 +93,17 @@ class StepTable:
     knobs: Mapping[str, tuple[Knob, ...]] = field(default_factory=dict)
     ladder: tuple[Rung, ...] = ()
     slopes: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
+    reuses: Reuses = "step"
+
+    def content(self, quality_db: float) -> Content:
+        return Content(
+            ladder=self.ladder, slopes=self.slopes, quality_db=quality_db, reuses=self.reuses
+        )
+
+    def alone(self, rung: Rung) -> Content:
+        """`content` that follows one rung whatever comes: for measuring it."""
+        always = replace(rung, factor=0.0, floor=0.0)
+        return Content(ladder=(always,), slopes=self.slopes, reuses=self.reuses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +130,7 @@ class ReuseCalibration:
         if name == "content":
             if not table.ladder:
                 return Always()
-            return Content(ladder=table.ladder, slopes=table.slopes, quality_db=budget_db)
+            return table.content(budget_db)
         kept = [knob for knob in table.knobs.get(name, ()) if knob.kept_db >= budget_db]
         if not kept:
             return Always()
@@ -184,6 +195,7 @@ class ReuseCalibration:
 def _write(table: StepTable) -> dict[str, Any]:
     return {
         "knobs": {name: [asdict(knob) for knob in knobs] for name, knobs in table.knobs.items()},
+        "reuses": table.reuses,
         "ladder": [asdict(rung) for rung in table.ladder],
         "slopes": [[*key, round(value, 5)] for key, value in table.slopes.items()],
     }
@@ -194,6 +206,9 @@ def _read(raw: dict[str, Any]) -> StepTable:
         Rung(tuple(int(s) for s in rung["steps"]), float(rung["factor"]), float(rung["floor"]))
         for rung in raw["ladder"]
     ]
+    reuses = raw.get("reuses", "step")
+    if reuses not in ("step", "blocks"):
+        raise ValueError(f"reuses must be step or blocks, got {reuses!r}")
     if not all(math.isfinite(r.factor) and r.factor >= 0 <= r.floor for r in rungs):
         raise ValueError("factors and floors must be finite and not negative")
     return StepTable(
@@ -203,4 +218,5 @@ def _read(raw: dict[str, Any]) -> StepTable:
         },
         ladder=tuple(rungs),
         slopes={(int(a), int(b), int(i)): float(value) for a, b, i, value in raw["slopes"]},
+        reuses=reuses,
     )

@@ -29,7 +29,7 @@ from worldcache.adapters import Adapter, adapter_for
 from worldcache.running import Reuse
 from worldcache.steps import Policy, Tally
 
-__all__ = ["Request", "Wrapped", "wrap"]
+__all__ = ["Request", "Wrapped", "activity_of", "wrap"]
 
 _GRID = (8, 8)
 
@@ -146,7 +146,7 @@ class Wrapped:
             computed = self._forward(**_of_rows(given, rows, len(latents)))[0]
         sample = reuse.fill(computed)
         if step == 0 and "activity" in reuse.policy.needs:
-            reuse.weigh(_activity(sample))
+            reuse.weigh(activity_of(sample))
         return _output(sample)
 
     def _inside(self, reuse: Reuse, step: int, latents: Tensor, given: dict[str, Any]) -> Any:
@@ -195,7 +195,7 @@ def _of_rows(given: dict[str, Any], rows: list[int], batch: int) -> dict[str, An
     return {**chosen, "return_dict": False}
 
 
-def _activity(sample: Tensor) -> Any:
+def activity_of(sample: Tensor) -> Any:
     """How much each row is going to change (B,): root mean square of what the first step says,
     the busiest regions counting most, as a share of the latents' unit scale in 8-bit levels."""
     squares = sample.float().square().flatten(1, -3).mean(1, keepdim=True)
