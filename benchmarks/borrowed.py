@@ -1,6 +1,6 @@
 """How good is what is borrowed: slopes of other contexts, and frames drawn from migrated tokens.
 
-    python benchmarks/borrowed.py [--data DIR] [--contexts 40] [--json FILE]
+    python benchmarks/borrowed.py [--data DIR] [--contexts 40]
 
 In each context a control is probed, then the session advances, one, two and three frames, while the
 control drifts. At every stage one exact rollout is taken, and from it the answers for controls at
@@ -34,6 +34,7 @@ from rich.table import Table
 from ctrlcache.calibration import TrustModel, trust_path
 from ctrlcache.scores import probe_controls, relative_error, scores_from_probes
 from ctrlcache.transfer import Jacobian
+from worldserve.bench.report import machine
 from worldserve.drawing import token_slope
 from worldserve.models.protocol import RolloutInput, RolloutOutput
 from worldserve.models.reference import ReferenceWorldModel
@@ -132,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=PROJECT / "client_examples" / "clips")
     parser.add_argument("--contexts", type=int, default=40)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=PROJECT / "benchmarks/results/borrowed.json")
     args = parser.parse_args()
 
     model = ReferenceWorldModel.load(WEIGHTS)
@@ -177,8 +178,8 @@ def main() -> None:
             f"{result['drawn_db']:.1f} ({result['drawn_db_p5']:.1f})",
         )
     Console().print(table)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    content = {"made_on": machine(), "contexts": args.contexts, "rows": results}
+    args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What work in the user's thinking time costs the requests, and what it buys.
 
-    python benchmarks/thinking.py [--users 2] [--asks 60] [--pause 0.25] [--rounds 3] [--json FILE]
+    python benchmarks/thinking.py [--quick] [--users 2] [--asks 60] [--pause 0.25] [--rounds 3]
 
 Two servers with the same weights take turns: one scores, prefetches and commits in the background,
 the other does not (`background=false`). Each user has a session on a clip and drags: small
@@ -27,6 +27,7 @@ import tritonclient.grpc as triton
 from rich.console import Console
 from rich.table import Table
 
+from worldserve.bench.report import machine
 from worldserve.runtime import Runtime, RuntimeConfig
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -141,8 +142,11 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.25, help="thinking time, seconds")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-error", type=float, default=0.02)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=PROJECT / "benchmarks/results/thinking.json")
+    parser.add_argument("--quick", action="store_true", help="one round, half the requests")
     args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.asks = 1, args.asks // 2
 
     found: dict[bool, Samples] = {True: defaultdict(list), False: defaultdict(list)}
     for round in range(args.rounds):
@@ -150,7 +154,12 @@ def main() -> None:
             for kind, samples in measure(background, args, round).items():
                 found[background][kind] += samples
 
-    results: dict[str, Any] = {"users": args.users, "pause_s": args.pause, "rounds": args.rounds}
+    results: dict[str, Any] = {
+        "made_on": machine(),
+        "users": args.users,
+        "pause_s": args.pause,
+        "rounds": args.rounds,
+    }
     table = Table(title=f"{args.users} users, {args.pause} s pause, {args.rounds} rounds")
     for name in ("thinking time", "answer", "share", "p50 ms", "p99 ms", "outside the model"):
         table.add_column(name, justify="left" if name in ("thinking time", "answer") else "right")
@@ -176,8 +185,7 @@ def main() -> None:
         f"a computed answer takes {results['computed_ratio_p50']:.2f} times as long (median) where "
         f"thinking time is used; p99 of all answers: {results['all_ratio_p99']:.2f} times"
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
