@@ -2,11 +2,13 @@
 
     score = 0.5 · recompute cost + 0.2 · recency + 0.2 · content importance + 0.1 · dependency
 
-Recompute cost is what losing the feature costs per byte, against what is usual in the store, so
-that no unit and no model's speed is built in. Content importance is what is known of the content
-(the weights of the analysed regions, say) or, where nothing is, how often features of its kind have
-been asked for again. Dependency: how many others are useless without it.
-`benchmarks/worldcache_eviction.py` replays traces against LRU and the offline optimum.
+Recompute cost is what keeping a feature can be expected to save, per byte: its cost, times how
+likely it is to be asked for again, against what is usual in the store. Recency halves with the time
+that usually lies between two uses. So neither units nor a model's or a user's speed are built in.
+Content importance is what is known of the content (the weights of the analysed regions, say) or,
+where nothing is, how often features of its kind that were used as often have been used again.
+Dependency: how many others are useless without it. `benchmarks/worldcache_eviction.py` replays
+traces against LRU and the offline optimum.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from dataclasses import dataclass
 
 from ctrlcache.errors import ConfigError
 
-__all__ = ["Importance", "Scale", "Standing", "Weights", "score"]
+__all__ = ["Importance", "Scale", "Standing", "Usual", "Weights", "score"]
 
-#: A feature that has not been used for this long has half of the recency.
-RECENCY_S = 60.0
-_NEUTRAL = 0.5
+#: Features, and uses, that count in what is usual.
+_MEMORY = 500
+_MOST_USES = 4
+#: Half of the recency is gone after so many of the usual intervals.
+_INTERVALS = 1.0
+_FLOOR = 0.02
 
 
 @dataclass(slots=True)
@@ -55,53 +60,80 @@ class Weights:
 _WEIGHTS = Weights()
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """Of a store: expected milliseconds saved per byte, and seconds between two uses."""
+
+    per_byte: float = 1e-3
+    interval_s: float = 60.0
+
+
 class Scale:
-    """What recomputing usually costs per byte: the running mean of its logarithm. Not thread-safe:
-    its store's lock covers it."""
+    """What is usual in a store. Not thread-safe: its store's lock covers it."""
 
     def __init__(self) -> None:
-        self._mean = 0.0
-        self._count = 0
+        self._now = Usual()
+        self._log_per_byte = 0.0
+        self._stored = 0
+        self._interval_s = self._now.interval_s
+        self._uses = 0
 
-    def note(self, size_bytes: int, cost_ms: float) -> None:
-        self._count += 1
-        share = 1 / min(self._count, 1_000)
-        self._mean += share * (math.log(_per_byte(size_bytes, cost_ms)) - self._mean)
+    def stored(self, standing: Standing) -> None:
+        """A feature came in."""
+        self._stored += 1
+        share = 1 / min(self._stored, _MEMORY)
+        value = math.log(_expected(standing, 1.0))
+        self._log_per_byte += share * (value - self._log_per_byte)
+        self._now = Usual(math.exp(self._log_per_byte), self._interval_s)
 
-    def __call__(self) -> float:
-        """Milliseconds per byte."""
-        return math.exp(self._mean)
+    def used(self, idle_s: float) -> None:
+        """A feature was asked for again after `idle_s`. What is kept is a running median."""
+        self._uses += 1
+        idle_s = max(idle_s, 1e-3)
+        if self._uses == 1:
+            self._interval_s = idle_s
+        step = max(0.02, 1 / self._uses)
+        self._interval_s *= math.exp(step if idle_s > self._interval_s else -step)
+
+    def __call__(self) -> Usual:
+        return self._now
 
 
 class Importance:
-    """How often features of each kind are asked for again, as the past shows; [0, 1]."""
+    """How often features of a kind that were used n times are used once more; [0, 1]."""
 
-    def __init__(self, memory: float = 500.0) -> None:
-        self._memory = memory
-        self._stored: dict[str, float] = {}
-        self._used: dict[str, float] = {}
+    def __init__(self) -> None:
+        self._reached: dict[tuple[str, int], float] = {}
+        self._left: dict[tuple[str, int], float] = {}
 
     def stored(self, kind: str) -> None:
-        """A feature came in; what lies further back than some hundred of them counts less."""
-        keep = 1 - 1 / self._memory
-        self._stored[kind] = self._stored.get(kind, 0.0) * keep + 1
-        self._used[kind] = self._used.get(kind, 0.0) * keep
+        """A feature came in. What lies far back counts less."""
+        self._reach(kind, 0)
 
-    def used_first(self, kind: str) -> None:
-        """A stored feature was asked for the first time."""
-        self._used[kind] = self._used.get(kind, 0.0) + 1
+    def used(self, kind: str, uses: int) -> None:
+        """A feature that had been used `uses` times was used again."""
+        at = (kind, min(uses, _MOST_USES))
+        self._left[at] = self._left.get(at, 0.0) + 1
+        self._reach(kind, uses + 1)
 
-    def __call__(self, kind: str) -> float:
-        stored = self._stored.get(kind, 0.0)
+    def _reach(self, kind: str, uses: int) -> None:
+        at = (kind, min(uses, _MOST_USES))
+        keep = 1 - 1 / _MEMORY
+        self._reached[at] = self._reached.get(at, 0.0) * keep + 1
+        self._left[at] = self._left.get(at, 0.0) * keep
+
+    def __call__(self, kind: str, uses: int = 0) -> float:
+        at = (kind, min(uses, _MOST_USES))
         # Two imagined features of which one was used: nothing is known at the start.
-        return min(1.0, (self._used.get(kind, 0.0) + 2 * _NEUTRAL) / (stored + 2))
+        return min(1.0, (self._left.get(at, 0.0) + 1) / (self._reached.get(at, 0.0) + 2))
 
 
-def score(standing: Standing, now_s: float, usual: float, weights: Weights = _WEIGHTS) -> float:
+def score(standing: Standing, now_s: float, usual: Usual, weights: Weights = _WEIGHTS) -> float:
     """What the feature is worth keeping, 0 to 1; the lowest leaves first. usual: of `Scale`."""
-    per_byte = _per_byte(standing.size_bytes, standing.cost_ms) * (1 + standing.uses)
-    recompute = per_byte / (per_byte + usual)
-    recency = 1 / (1 + max(0.0, now_s - standing.last_used_s) / RECENCY_S)
+    idle_s = max(0.0, now_s - standing.last_used_s)
+    recency = 1 / (1 + idle_s / (_INTERVALS * usual.interval_s))
+    expected = _expected(standing, recency)
+    recompute = expected / (expected + usual.per_byte)
     dependency = 1 - 1 / (1 + standing.dependents)
     return (
         weights.recompute * recompute
@@ -111,9 +143,11 @@ def score(standing: Standing, now_s: float, usual: float, weights: Weights = _WE
     )
 
 
-#: (standing, now in seconds, usual ms per byte) -> priority; the lowest leaves first.
-Priority = Callable[[Standing, float, float], float]
+#: (standing, now in seconds, what is usual) -> priority; the lowest leaves first.
+Priority = Callable[[Standing, float, Usual], float]
 
 
-def _per_byte(size_bytes: int, cost_ms: float) -> float:
-    return max(cost_ms, 1e-3) / max(size_bytes, 1)
+def _expected(standing: Standing, recency: float) -> float:
+    """Milliseconds per byte that keeping it can be expected to save."""
+    likely = recency * (standing.importance + _FLOOR)
+    return likely * max(standing.cost_ms, 1e-3) / max(standing.size_bytes, 1)

@@ -27,7 +27,7 @@ from worldcache.disk import Disk, DiskConfig
 from worldcache.eviction import Importance, Scale, Standing, Weights, score
 from worldcache.merge import Packed, pack_alone, restore
 from worldcache.metrics import Corrupt, Sink, StoreEvicted, StoreLookup, StoreSize, ignore
-from worldcache.shelf import Held, Shelf
+from worldcache.shelf import Held, Shelf, touch
 from worldcache.similar import Similar
 
 __all__ = ["Found", "LevelStats", "Levels", "LevelsConfig"]
@@ -170,10 +170,7 @@ class Levels:
         return Found(array, "l3", bound)
 
     def _used(self, held: Held[Any]) -> None:
-        held.standing.last_used_s = self._now()
-        held.standing.uses += 1
-        if held.standing.uses == 1:
-            self._importance.used_first(held.kind)
+        touch(held, self._now(), self._scale, self._importance)
 
     def _restored(self, payload: bytes, level: str, id: bytes) -> tuple[Array, float] | None:
         try:
@@ -232,16 +229,18 @@ class Levels:
                 if there is not None:
                     there.standing.last_used_s = self._now()
                     return
-                self._scale.note(array.nbytes, cost_ms)
                 self._importance.stored(kind)
-                known = self._importance(kind) if importance is None else importance
-            standing = Standing(array.nbytes, cost_ms, known, self._now())
-            if array.nbytes > self._l1.limit_bytes or not self._room_in_l1(array.nbytes):
-                self._lower(id, array, Held(None, standing, kind, group))
+                known = importance is not None
+                worth = self._importance(kind) if importance is None else importance
+                standing = Standing(array.nbytes, cost_ms, worth, self._now())
+                self._scale.stored(standing)
+            fits = array.nbytes <= self._l1.limit_bytes and self._deserves(standing)
+            if not fits or not self._room_in_l1(array.nbytes):
+                self._lower(id, array, Held(None, standing, kind, group, known=known))
             else:
                 raw = _Raw(self._device.upload(array), 0.0)
                 with self._lock:
-                    self._l1.add(id, Held(raw, standing, kind, group))
+                    self._l1.add(id, Held(raw, standing, kind, group, known=known))
             self._report()
 
     def _promote(

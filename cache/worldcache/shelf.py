@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from worldcache.eviction import Standing, Weights, score
+from worldcache.eviction import Importance, Scale, Standing, Usual, Weights, score
 
-__all__ = ["Held", "Shelf"]
+__all__ = ["Held", "Shelf", "touch"]
 
 T = TypeVar("T")
 _LOOK_AT = 64
@@ -18,13 +18,25 @@ _LOOK_AT = 64
 @dataclass(slots=True)
 class Held(Generic[T]):
     """value, and what eviction knows; kind and group: as it was stored. base: id of what the value
-    is only a difference to."""
+    is only a difference to. known: the importance was given, and is not learnt."""
 
     value: T
     standing: Standing
     kind: str
     group: bytes
     base: bytes | None = None
+    known: bool = False
+
+
+def touch(held: Held[Any], now_s: float, scale: Scale, importance: Importance) -> None:
+    """It was asked for: what that says of it, and of others like it."""
+    standing = held.standing
+    scale.used(now_s - standing.last_used_s)
+    importance.used(held.kind, standing.uses)
+    standing.last_used_s = max(now_s, standing.last_used_s)
+    standing.uses += 1
+    if not held.known:
+        standing.importance = importance(held.kind, standing.uses)
 
 
 class Shelf(Generic[T]):
@@ -72,7 +84,7 @@ class Shelf(Generic[T]):
             self._place[last] = place
         return held
 
-    def least(self, now_s: float, usual: float, but: bytes | None = None) -> bytes | None:
+    def least(self, now_s: float, usual: Usual, but: bytes | None = None) -> bytes | None:
         """Who should leave: the lowest score among a sample. What others depend on stays as long as
         they do."""
         count = len(self._order)
@@ -86,7 +98,7 @@ class Shelf(Generic[T]):
         return worst
 
     def _worst(
-        self, ids: list[bytes], now_s: float, usual: float, but: bytes | None
+        self, ids: list[bytes], now_s: float, usual: Usual, but: bytes | None
     ) -> bytes | None:
         free = (id for id in ids if id != but and not self._held[id].standing.dependents)
         return min(
