@@ -15,64 +15,20 @@ import dataclasses
 import datetime
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctrlcache.calibration import CoverageRow, TrustModel
 from ctrlcache.errors import CalibrationError
+from ctrlcache.judging import BUDGETS, Double, Flags, Groups, Ints, Pairs, enough, fails, tally_of
 
-__all__ = ["BUDGETS", "Judge", "Pairs", "coverage", "fit", "frames_hold"]
+__all__ = ["BUDGETS", "Pairs", "coverage", "fit", "frames_hold"]
 
-Double = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-#: Relative state errors that users are expected to allow.
-BUDGETS = (0.003, 0.005, 0.01, 0.02, 0.05)
-_DISTANCE_BINS = (10, 8, 6, 5, 4, 3, 2)  # as many as the contexts can fill
 _FRAME_BINS = (8, 6, 5, 4, 3, 2)  # as many as the contexts can fill
-_CURVATURES = ("low", "middle", "high")
-_DIRECTIONS = ("one axis", "several axes")
-_ONE_AXIS = 0.9  # share of the squared distance along its main axis, from which on it is one
-_TARGET = 0.8  # of delta: users go other distances and directions than the sample
 _SHARES = (0.25, 0.45)  # of contexts: form, factor; the rest measures
 _SHARES_MEASURED_APART = (0.3, 0.7)
 _NO_DISTANCE = 1e-6
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """n pairs of a scored couplet and a query in the same context; all arrays (n,).
-
-    context: number of the scene. curvature, sensitivity, transferability: of the couplet. distance:
-    Euclidean, between the controls. main_axis: share of the squared distance along its largest
-    component, 1 for a change of one axis only. error: true relative state error of the migrated
-    couplet (`scores.relative_error`). psnr_db: of the couplet's frames against the query's own, the
-    worst frame of the horizon; NaN where no frames were made.
-    """
-
-    context: Ints
-    curvature: Double
-    sensitivity: Double
-    transferability: Double
-    distance: Double
-    main_axis: Double
-    error: Double
-    psnr_db: Double
-
-    def __len__(self) -> int:
-        return len(self.context)
-
-    def take(self, chosen: Flags) -> Pairs:
-        return Pairs(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
-    @classmethod
-    def join(cls, parts: Sequence[Pairs]) -> Pairs:
-        """All of `parts`; contexts of different parts stay different ones if numbered so."""
-        return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
 
 class _Form(NamedTuple):
@@ -86,90 +42,6 @@ class _Form(NamedTuple):
     def growth(self, pairs: Pairs) -> Double:
         touchy: Double = (pairs.curvature + self.kappa0) ** self.curvature_power
         return touchy * pairs.distance**self.distance_power
-
-
-@dataclass(frozen=True, eq=False)
-class _Groups:
-    """The groups of a pair: everything (0), a distance bin, a curvature third, a direction."""
-
-    edges: Double  # of the distance bins
-    thirds: Double  # of curvature
-
-    @classmethod
-    def of(cls, pairs: Pairs, least_contexts: int = 0) -> _Groups:
-        """As many distance bins as have `least_contexts` contexts each."""
-        thirds = np.quantile(pairs.curvature, (1 / 3, 2 / 3))
-        for bins in _DISTANCE_BINS:
-            groups = cls(np.quantile(pairs.distance, np.linspace(0, 1, bins + 1)), thirds)
-            everyone = np.zeros(len(pairs))
-            tally = _tally(pairs, groups.membership(pairs), len(groups.names), everyone, np.inf)
-            if tally.contexts[1 : 1 + bins].min() >= least_contexts:
-                break
-        return groups
-
-    @property
-    def bins(self) -> int:
-        return len(self.edges) - 1
-
-    @property
-    def names(self) -> list[str]:
-        spans = itertools.pairwise(self.edges)
-        distances = [f"distance {a:.3f}-{b:.3f}" for a, b in spans]
-        return ["all", *distances, *(f"curvature {c}" for c in _CURVATURES), *_DIRECTIONS]
-
-    def membership(self, pairs: Pairs) -> Ints:
-        """(4, n): group numbers of each pair."""
-        near = np.searchsorted(self.edges[1:-1], pairs.distance, side="left")
-        calm = np.searchsorted(self.thirds, pairs.curvature, side="left")
-        everything = np.zeros(len(pairs), dtype=np.int64)
-        across = 1 + self.bins + len(_CURVATURES) + (pairs.main_axis < _ONE_AXIS)
-        groups: Ints = np.stack([everything, 1 + near, 1 + self.bins + calm, across])
-        return groups
-
-
-class _Tally(NamedTuple):
-    """Per group (G,): accepted uses, those over their bound, contexts they come from."""
-
-    accepted: Ints
-    over: Ints
-    contexts: Ints
-
-    def corrected(self) -> Double:
-        """Share over the bound, corrected for the number of contexts."""
-        share = self.over / np.maximum(self.accepted, 1)
-        corrected: Double = (share * self.contexts + 1) / (self.contexts + 1)
-        return corrected
-
-
-def _tally(pairs: Pairs, member: Ints, groups: int, bounds: Double, budget: float) -> _Tally:
-    accepted = bounds <= budget
-    over = accepted & (pairs.error > bounds)
-    scenes = int(pairs.context.max()) + 1 if len(pairs) else 1
-    seen = member[:, accepted] * scenes + pairs.context[accepted]
-    contexts = np.bincount(seen.ravel(), minlength=groups * scenes).reshape(groups, scenes) > 0
-    return _Tally(
-        np.bincount(member[:, accepted].ravel(), minlength=groups),
-        np.bincount(member[:, over].ravel(), minlength=groups),
-        contexts.sum(axis=1),
-    )
-
-
-def _fails(
-    pairs: Pairs,
-    member: Ints,
-    groups: int,
-    bounds: Double,
-    budget: float,
-    delta: float,
-    all_judged: int | None = None,
-) -> bool:
-    """Whether too many uses exceed their bound, in any group that has enough contexts; all_judged:
-    how many are enough for all uses together."""
-    tally = _tally(pairs, member, groups, bounds, budget)
-    judged = tally.contexts >= _enough(delta)
-    if all_judged is not None:
-        judged[0] = tally.contexts[0] >= all_judged
-    return bool((tally.corrected()[judged] > _TARGET * delta).any())
 
 
 class _Search:
@@ -195,7 +67,7 @@ class _Search:
         """Coverage in every group that has enough contexts, at every budget."""
         bounds = self._form.floor + q * self._growth
         return all(
-            not _fails(self._pairs, self._member, self._groups, bounds, budget, self._delta)
+            not fails(self._pairs, self._member, self._groups, bounds, budget, self._delta)
             for budget in self._budgets
         )
 
@@ -218,11 +90,6 @@ class _Search:
                 break
             chosen = float(q)
         return chosen
-
-
-def _enough(delta: float) -> int:
-    """Contexts that a group must have to be judged: with fewer, chance decides, not the bound."""
-    return int(np.ceil(4 / delta))
 
 
 def _forms(pairs: Pairs) -> list[_Form]:
@@ -270,7 +137,7 @@ def fit(
     sound = _usable(pairs)
     scenes = np.unique(sound.context)
     shares = _SHARES if measured is None else _SHARES_MEASURED_APART
-    needed = int(np.ceil(_enough(delta) / shares[1]))
+    needed = int(np.ceil(enough(delta) / shares[1]))
     if len(scenes) < needed:
         raise CalibrationError(
             f"calibration to delta = {delta} needs usable pairs from at least {needed} contexts, "
@@ -282,7 +149,7 @@ def fit(
         sound.take(np.isin(sound.context, part))
         for part in (shuffled[:first], shuffled[first:second], shuffled[second:])
     )
-    rough = _Groups.of(choose, _enough(delta))
+    rough = Groups.of(choose, enough(delta))
     member, count = rough.membership(choose), len(rough.names)
 
     def worth(form: _Form) -> float:
@@ -290,14 +157,14 @@ def fit(
         return _reach(choose, form, q, budgets)
 
     form = max(_forms(choose), key=worth)
-    groups = _Groups.of(factor, _enough(delta))
+    groups = Groups.of(factor, enough(delta))
     member, count = groups.membership(factor), len(groups.names)
     q = _Search(factor, form, member, count, budgets, delta).surely()
     reach = _farthest(factor, form, q, groups, max(budgets), delta)
     if reach <= 0:
         raise CalibrationError(
             f"no bound can be stated: within {max(budgets):g}, at the nearest distances, answers "
-            f"from fewer than {_enough(delta)} contexts are left to judge; calibrate on more "
+            f"from fewer than {enough(delta)} contexts are left to judge; calibrate on more "
             "contexts, or nearer ones"
         )
     trust = TrustModel(
@@ -334,12 +201,12 @@ def coverage(
 ) -> tuple[CoverageRow, ...]:
     """How often accepted uses among `pairs` exceed their bound, per budget and group."""
     pairs = _usable(pairs)
-    groups = _Groups.of(pairs)
+    groups = Groups.of(pairs)
     member, names = groups.membership(pairs), groups.names
     bounds = trust.bounds(pairs.curvature, pairs.distance)
     rows = []
     for budget in budgets:
-        tally = _tally(pairs, member, len(names), bounds, budget)
+        tally = tally_of(pairs, member, len(names), bounds, budget)
         rows += [
             CoverageRow(name, budget, int(accepted), int(over), int(contexts))
             for name, accepted, over, contexts in zip(names, *tally, strict=True)
@@ -347,38 +214,13 @@ def coverage(
     return tuple(rows)
 
 
-class Judge:
-    """Tells of bounds for some pairs whether they hold, in every group that can be judged, at every
-    budget."""
-
-    def __init__(self, pairs: Pairs, delta: float, budgets: Sequence[float] = BUDGETS) -> None:
-        self._usable = np.isfinite(pairs.curvature) & np.isfinite(pairs.error)
-        self._pairs = pairs.take(self._usable)
-        self._delta, self._budgets = delta, budgets
-        groups = _Groups.of(self._pairs, _enough(delta))
-        self._member, self._count = groups.membership(self._pairs), len(groups.names)
-
-    def holds(self, bounds: Double) -> bool | None:
-        """bounds (n,): of all pairs. None where the accepted uses come from too few contexts to
-        tell."""
-        bounds = bounds[self._usable]
-        # All uses of a budget together are judged even where they are few: nothing else would be.
-        accepted, enough = bounds <= max(self._budgets), _enough(self._delta) // 2
-        if len(np.unique(self._pairs.context[accepted])) < enough:
-            return None
-        return not any(
-            _fails(self._pairs, self._member, self._count, bounds, budget, self._delta, enough)
-            for budget in self._budgets
-        )
-
-
 def _farthest(
-    pairs: Pairs, form: _Form, q: float, groups: _Groups, budget: float, delta: float
+    pairs: Pairs, form: _Form, q: float, groups: Groups, budget: float, delta: float
 ) -> float:
     """The end of the last distance bin, counted from the nearest, in which coverage was judged."""
     bounds = form.floor + q * form.growth(pairs)
-    tally = _tally(pairs, groups.membership(pairs), len(groups.names), bounds, budget)
-    judged = tally.contexts[1 : 1 + groups.bins] >= _enough(delta)
+    tally = tally_of(pairs, groups.membership(pairs), len(groups.names), bounds, budget)
+    judged = tally.contexts[1 : 1 + groups.bins] >= enough(delta)
     bins = groups.bins if judged.all() else int(judged.argmin())
     return float(groups.edges[bins]) if bins else 0.0
 

@@ -2,7 +2,7 @@
 
 Probes tell how states and tokens change with the control. A few frames later they still do, less
 exactly. For each age, held-out contexts show by what factor the curvature must be raised for the
-bound to hold (in every group that can be judged, at every budget, see `ctrlcache.conformal`), and
+bound to hold (in every group that can be judged, at every budget, see `ctrlcache.judging`), and
 how far frames that are drawn along the old slope stay good enough.
 """
 
@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from ctrlcache.calibration import TrustModel
-from ctrlcache.conformal import BUDGETS, Judge, Pairs, frames_hold
+from ctrlcache.conformal import frames_hold
+from ctrlcache.judging import BUDGETS, Judge, Pairs
 
 __all__ = ["with_lending"]
 
