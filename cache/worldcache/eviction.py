@@ -94,6 +94,7 @@ class Scale:
             self._interval_s = idle_s
         step = max(0.02, 1 / self._uses)
         self._interval_s *= math.exp(step if idle_s > self._interval_s else -step)
+        self._now = Usual(self._now.per_byte, self._interval_s)
 
     def __call__(self) -> Usual:
         return self._now

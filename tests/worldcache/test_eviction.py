@@ -1,4 +1,4 @@
-"""The weighted score: each part counts, costs are relative, and scans do not push out the useful."""
+"""The weighted score: each part counts, and scans do not push out the useful."""
 
 from __future__ import annotations
 

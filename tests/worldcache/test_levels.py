@@ -229,7 +229,7 @@ def test_evictions_are_counted_by_level():
     """Leaving L1 for L2 is one, and leaving L2 for nowhere another."""
     levels = open_levels(l1=4 * KIB, l2=4 * KIB)
     for number in range(4):
-        levels.put(name(number), feature(number))
+        levels.put(name(number), feature(number), importance=0.5)
     events = [e.level for e in levels.events if isinstance(e, StoreEvicted)]
     assert events.count("l1") == 3
     assert events.count("l2") == 2
