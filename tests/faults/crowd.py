@@ -281,6 +281,6 @@ class Crowd:
         while [person for person in self.people if not condition(person)]:
             if time.monotonic() > deadline:
                 late = [p for p in self.people if not condition(p)]
-                about = [(p.id, dict(p.tally.refusals), p.tally.wrong, p.tally.lost) for p in late]
+                about = [(p.id, p.tally.said, p.tally.wrong, p.tally.lost) for p in late]
                 raise AssertionError(f"{len(late)} people have no answer: {about[:5]}")
             time.sleep(0.02)

@@ -135,7 +135,8 @@ def test_slots_are_exhausted_and_time_out(stand, crowd, verdict, tmp_path):
 def test_the_reference_model_loses_its_stub(stand, script_verdict):
     """The shipped weights, and two people who play the same script as others undisturbed: every
     exact answer is bit-equal, nothing that was committed is lost."""
-    server = stand(tiny=False, settings={"weights_dir": "", "max_sessions": "8"})
+    reference = {"weights_dir": "", "max_sessions": "8"}
+    server = stand("--hot-bytes", "512MiB", tiny=False, settings=reference)
     numbers = (1, 2)
     undisturbed = [play(server, number, None) for number in numbers]
 
