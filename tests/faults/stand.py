@@ -137,11 +137,11 @@ class Stand:
 
     def stubs(self, model: str = "world_model") -> list[int]:
         path = f"{self.run_dir / 'repository' / model}{os.sep}"
-        return [
+        return sorted(
             process.pid
             for process in processes.run_processes(self.run_id)
             if any(argument.startswith(path) for argument in process.command[1:2])
-        ]
+        )
 
     def writer(self) -> int:
         """The process that writes the warm tier."""

@@ -19,7 +19,7 @@ def test_a_stub_is_killed(stand, crowd, verdict):
     server = stand()
     people = crowd(server)
     people.settle()
-    [stub] = server.stubs()
+    stub = server.stubs()[0]
     os.kill(stub, signal.SIGKILL)
     people.struck()
     people.recovered()
@@ -99,7 +99,7 @@ def test_stub_after_stub_is_killed(stand, crowd, verdict):
     people = crowd(server)
     people.settle()
     for _ in range(3):
-        [stub] = people.until(server.stubs)
+        stub = people.until(server.stubs)[0]
         os.kill(stub, signal.SIGKILL)
         people.struck()
         people.recovered()

@@ -74,7 +74,7 @@ def test_no_file_may_grow(stand, crowd, verdict):
     people = crowd(server)
     people.settle()
     people.until(lambda: warm_entries(server) > 0)
-    [stub] = server.stubs()
+    stub = server.stubs()[0]
     before = resource.prlimit(stub, resource.RLIMIT_FSIZE)
     largest = max(path.stat().st_size for path in server.warm_dir.glob("seg-*"))
     resource.prlimit(stub, resource.RLIMIT_FSIZE, (largest + 8192, before[1]))
@@ -85,7 +85,7 @@ def test_no_file_may_grow(stand, crowd, verdict):
     people.recovered()
     people.settle()
     verdict("no file may grow for 6 s (RLIMIT_FSIZE)", people, server)
-    assert server.stubs() == [stub]
+    assert stub in server.stubs()
 
 
 @pytest.mark.slow
