@@ -42,8 +42,8 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Content(Plain):
-    """ladder: rungs, the one that computes least first. quality_db: PSNR of each chunk against the
-    generation without reuse."""
+    """ladder: rungs, the one that computes least first. quality_db: PSNR against the
+    generation without reuse that a chunk must promise to keep."""
 
     ladder: tuple[Rung, ...] = ()
     slopes: Slopes = field(default_factory=dict, hash=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worldcache.content import Rung, ladder_of
+from worldcache.content import Content, Rung, ladder_of
 from worldcache.policies import Schedule, thresholds
 from worldcache.reuse_calibration import Knob, StepTable, make, peak_quantile
 from worldcache.steps import Policy, Reuses
@@ -25,6 +25,7 @@ __all__ = ["Run", "Subject", "fit_table", "rmse_levels"]
 #: Activity, in grey levels, that every chunk is taken to have at least.
 LEAST_ACTIVITY = 0.5
 _BEAM, _CHOSEN_ON = 2, 6
+_CONTENT_BOUNDS = tuple(float(bound) for bound in range(10, 71, 2))
 
 
 class Run(Protocol):
@@ -76,15 +77,14 @@ def fit_table(
         middle = (*range(0, subject.steps - 1, 2), subject.steps - 1)
         best = min(tried, key=lambda family: family.error(middle, few))
     advance()
-    rungs = []
-    reference = float(np.median(np.concatenate([run.activity for run in truths])))
+    rungs: list[Rung] = []
+    errors: dict[tuple[int, ...], NDArray[np.float64]] = {}
+    activity = np.concatenate([run.activity for run in truths])
+    reference = float(np.median(activity))
     for steps in _schedules(best, few):
-        ratios = []
-        for case, truth in enumerate(truths):
-            run = subject.run(case, best.policy(steps))
-            ratios.append(rmse_levels(run.frames, truth.frames) / (truth.activity + LEAST_ACTIVITY))
+        errors[steps] = best.errors(steps, truths)
         # One rank further than the plain quantile: split-conformal, valid for finite samples.
-        flat = np.sort(np.concatenate(ratios))
+        flat = np.sort(errors[steps] / (activity + LEAST_ACTIVITY))
         rank = min(int(np.ceil((1 - delta) * (len(flat) + 1))), len(flat)) - 1
         rungs.append(Rung(steps, float(flat[rank]), float(flat[rank]) * LEAST_ACTIVITY))
         advance()
@@ -95,6 +95,7 @@ def fit_table(
         )
         advance()
     ladder = ladder_of(rungs, subject.steps, reference)
+    knobs["content"] = _content_knobs(ladder, errors, activity, subject.steps, delta)
     return StepTable(knobs, ladder, best.slopes, best.reuses)
 
 
@@ -128,11 +129,15 @@ class _Family:
 
     def error(self, steps: tuple[int, ...], truths: Sequence[Run]) -> float:
         """Mean logarithm of the errors that a schedule makes."""
-        errors = [
+        return float(np.log(self.errors(steps, truths) + 1e-2).mean())
+
+    def errors(self, steps: tuple[int, ...], truths: Sequence[Run]) -> NDArray[np.float64]:
+        """Of every chunk of every case, root mean square in 8-bit levels."""
+        made = [
             rmse_levels(self.subject.run(case, self.policy(steps)).frames, truth.frames)
             for case, truth in enumerate(truths)
         ]
-        return float(np.log(np.concatenate(errors) + 1e-2).mean())
+        return np.concatenate(made)
 
 
 def _schedules(family: _Family, truths: Sequence[Run]) -> list[tuple[int, ...]]:
@@ -152,6 +157,28 @@ def _schedules(family: _Family, truths: Sequence[Run]) -> list[tuple[int, ...]]:
         beam = [steps for _, steps in sorted(scored)[:_BEAM]]
         found += beam
     return found
+
+
+def _content_knobs(
+    ladder: Sequence[Rung],
+    errors: Mapping[tuple[int, ...], NDArray[np.float64]],
+    activity: NDArray[np.float64],
+    steps: int,
+    delta: float,
+) -> tuple[Knob, ...]:
+    """What bounds on single chunks give over all chunks; every chunk's error on every rung is
+    known, so nothing has to be generated for it."""
+    knobs = []
+    for bound in _CONTENT_BOUNDS:
+        policy = Content(ladder=tuple(ladder), quality_db=bound)
+        chosen = [policy.rung(float(each)) for each in activity]
+        levels = np.array(
+            [0.0 if rung is None else errors[rung.steps][at] for at, rung in enumerate(chosen)]
+        )
+        skipped = [0.0 if rung is None else 1 - len(rung.steps) / steps for rung in chosen]
+        kept, mean = peak_quantile(levels, delta)
+        knobs.append(Knob(bound, kept, mean, float(np.mean(skipped))))
+    return tuple(knobs)
 
 
 def _knob(subject: Subject, truths: Sequence[Run], name: str, value: float, delta: float) -> Knob:

@@ -88,16 +88,18 @@ class Knob:
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
-    """For one number of steps: knobs of the simple policies, ladder and slopes of `content`."""
+    """For one number of steps: knobs of the policies, ladder and slopes of `content`. The knob of
+    `content` is the bound that each chunk must keep by what its activity promises, which is more
+    careful than what all chunks together then keep."""
 
     knobs: Mapping[str, tuple[Knob, ...]] = field(default_factory=dict)
     ladder: tuple[Rung, ...] = ()
     slopes: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
     reuses: Reuses = "step"
 
-    def content(self, quality_db: float) -> Content:
+    def content(self, bound_db: float) -> Content:
         return Content(
-            ladder=self.ladder, slopes=self.slopes, quality_db=quality_db, reuses=self.reuses
+            ladder=self.ladder, slopes=self.slopes, quality_db=bound_db, reuses=self.reuses
         )
 
     def alone(self, rung: Rung) -> Content:
@@ -127,14 +129,11 @@ class ReuseCalibration:
         table = self.tables.get(steps)
         if name == "none" or table is None:
             return Always()
-        if name == "content":
-            if not table.ladder:
-                return Always()
-            return table.content(budget_db)
         kept = [knob for knob in table.knobs.get(name, ()) if knob.kept_db >= budget_db]
         if not kept:
             return Always()
-        return make(name, max(kept, key=lambda knob: knob.skipped).value)
+        best = max(kept, key=lambda knob: knob.skipped).value
+        return table.content(best) if name == "content" else make(name, best)
 
     @property
     def digest(self) -> str:

@@ -35,7 +35,7 @@ class Reuse:
         self.policy = policy
         self.steps = steps
         self.tally = Tally()
-        self._scopes = [Scope(policy) for _ in range(chunks)]
+        self.scopes = [Scope(policy) for _ in range(chunks)]
         steady: Sequence[Kind] = ["steady"] * chunks
         self._kinds = kinds or steady
         self._controls = None if controls is None else np.asarray(controls)
@@ -49,12 +49,12 @@ class Reuse:
 
     @property
     def chunks(self) -> int:
-        return len(self._scopes)
+        return len(self.scopes)
 
     @property
     def computed_steps(self) -> tuple[tuple[int, ...], ...]:
         """Of each chunk, what was computed so far."""
-        return tuple(scope.state.computed for scope in self._scopes)
+        return tuple(scope.state.computed for scope in self.scopes)
 
     @property
     def activity(self) -> NDArray[np.float64] | None:
@@ -77,7 +77,7 @@ class Reuse:
         inputs (M, ...) of the step; modulated (M, ...): the first block's modulated input, where
         the policy needs it.
         """
-        needs, chunks = self.policy.needs, range(len(self._scopes))
+        needs, chunks = self.policy.needs, range(len(self.scopes))
         moved = _mean(inputs - self._inputs) if self._inputs is not None else None
         turned = None
         if modulated is not None and self._modulated is not None:
@@ -101,7 +101,7 @@ class Reuse:
                 activity=None if self._activity is None else float(self._activity[chunk]),
             )
             self._seen.append(seen)
-            decided.append(self._scopes[chunk].decide(seen))
+            decided.append(self.scopes[chunk].decide(seen))
         self._rows = [chunk for chunk in chunks if decided[chunk] == "compute"]
         return self._rows
 
@@ -110,7 +110,7 @@ class Reuse:
 
         What is reused never becomes part of what is reused later.
         """
-        rows, chunks = self._rows, len(self._scopes)
+        rows, chunks = self._rows, len(self.scopes)
         if computed is not None and len(rows) == chunks:
             self._learn(computed, computed)
             return computed
@@ -146,7 +146,7 @@ class Reuse:
         assert self._newest is not None
         slopes = [
             self.policy.slope(scope.state, seen)
-            for scope, seen in zip(self._scopes, self._seen, strict=True)
+            for scope, seen in zip(self.scopes, self._seen, strict=True)
         ]
         if self._older is None or not any(slopes):
             return self._newest
@@ -165,14 +165,14 @@ class Reuse:
                 row: Measured(float(size), float(change))
                 for row, size, change in zip(rows, sizes, changes, strict=True)
             }
-        for chunk, (scope, seen) in enumerate(zip(self._scopes, self._seen, strict=True)):
+        for chunk, (scope, seen) in enumerate(zip(self.scopes, self._seen, strict=True)):
             if chunk in measured:
                 scope.computed(seen, measured[chunk])
             else:
                 scope.reused(seen)
         if computed is None:
             return
-        if len(rows) == len(self._scopes):
+        if len(rows) == len(self.scopes):
             self._older, self._newest = self._newest, out
         elif self._newest is not None:
             before = self._newest

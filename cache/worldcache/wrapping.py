@@ -53,6 +53,11 @@ class Request:
             self._now = before
 
     @property
+    def branches(self) -> dict[str, Reuse]:
+        """What was reused so far, by branch."""
+        return {name: reuse for name, (reuse, _) in self._branches.items()}
+
+    @property
     def tally(self) -> Tally:
         parts = [reuse.tally for reuse, _ in self._branches.values()]
         return Tally(sum(part.total for part in parts), sum(part.computed for part in parts))
@@ -136,6 +141,8 @@ class Wrapped:
             out = self._whole(reuse, step, latents, given)
         else:
             out = self._inside(reuse, step, latents, given)
+        if step == 0 and "activity" in reuse.policy.needs:
+            reuse.weigh(activity_of(out["sample"]))
         return out if given.get("return_dict", True) else (out["sample"],)
 
     def _whole(self, reuse: Reuse, step: int, latents: Tensor, given: dict[str, Any]) -> Any:
@@ -145,8 +152,6 @@ class Wrapped:
         if rows:
             computed = self._forward(**_of_rows(given, rows, len(latents)))[0]
         sample = reuse.fill(computed)
-        if step == 0 and "activity" in reuse.policy.needs:
-            reuse.weigh(activity_of(sample))
         return _output(sample)
 
     def _inside(self, reuse: Reuse, step: int, latents: Tensor, given: dict[str, Any]) -> Any:
