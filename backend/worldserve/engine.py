@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from ctrlcache.metrics import Answered, Saved, Sink, ignore
 from ctrlcache.tiered import Hit, Query
 from ctrlcache.tiers.base import Entry, Record
 from worldserve.drawing import Drawing
+from worldserve.elsewhere import carried_over
 from worldserve.features import Features
 from worldserve.models.protocol import Float, Pixels, RolloutInput, WorldModel
 from worldserve.opening import Opener, Turn
@@ -58,7 +59,8 @@ class Answer:
     """What is known of one plan in one context. couplet: what was found or made.
 
     states (H, S): the couplet's own, or migrated to the plan where `exact` is False. frames: where
-    they are known; else they can be drawn from `tokens` (H, N, D).
+    they are known; else they can be drawn from `tokens` (H, N, D). elsewhere: the frames of a
+    further view, where one was asked for.
     """
 
     couplet: Couplet
@@ -68,6 +70,7 @@ class Answer:
     tier: str
     exact: bool
     bound: float
+    elsewhere: Pixels | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,7 @@ class Couplets(Protocol):
 
     def lookup(self, query: Query) -> Hit | None: ...
     def get_blob(self, id: bytes) -> NDArray[Any] | None: ...
+    def fetch(self, id: bytes, fields: Iterable[str]) -> Couplet | None: ...
 
 
 class Thinker(Protocol):
@@ -190,12 +194,14 @@ class Engine:
                 space=turn.space,
                 plan=turn.plan,
                 max_error=self._max_error if budget is None else budget,
-                want_frames="PREDICTED_FRAMES" in turn.request.outputs,
+                want_frames="PREDICTED_FRAMES" in turn.request.outputs and turn.elsewhere is None,
                 session=turn.here.key.hex(),
             )
             hit = self._couplets.lookup(query)
             if hit is not None:
                 work.answer = self._answer_from(hit, query)
+                if turn.elsewhere is not None and "PREDICTED_FRAMES" in turn.request.outputs:
+                    work.answer = self._carriable(work.answer, query)
             if work.answer is not None:
                 self._on_event(Saved(work.answer.couplet.cost_ms / 1e3))
         turn.times_ms["lookup"] = _ms_since(began)
@@ -214,6 +220,15 @@ class Engine:
             answer.tokens = self._drawing.tokens(query.space, query.plan[0])
         drawable = answer.frames is not None or answer.tokens is not None
         return answer if drawable else None
+
+    def _carriable(self, answer: Answer | None, query: Query) -> Answer | None:
+        """The answer with tokens to carry over to a further view, where it has any."""
+        if answer is not None and answer.exact:
+            whole = self._couplets.fetch(answer.couplet.id, ("tokens",))
+            answer.tokens = None if whole is None or whole.lossy else whole.tokens
+        elif answer is not None:
+            answer.tokens = self._drawing.tokens(query.space, query.plan[0])
+        return None if answer is None or answer.tokens is None else answer
 
     def _encode(self, works: list[_Work], send: Send) -> None:
         """New frames -> what the model remembers of them; nothing where it is known already."""
@@ -281,15 +296,23 @@ class Engine:
                 turn, answer = work.turn, work.answer
                 if answer is None or "PREDICTED_FRAMES" not in turn.request.outputs:
                     continue
-                if answer.frames is not None or answer.tokens is None:
+                if answer.tokens is None or (answer.frames is not None and turn.elsewhere is None):
                     continue
                 began = time.perf_counter()
-                answer.frames = self._drawn(turn, answer.tokens)
+                base, there = self._base_frame(turn), turn.elsewhere
+                if there is None:
+                    answer.frames = self._drawn(turn, base, answer.tokens)
+                else:
+                    view = turn.request.view or ""
+                    tokens = carried_over(
+                        self._model, view, base, there, answer.tokens, answer.states
+                    )
+                    answer.elsewhere = self._drawn(turn, there, tokens)
                 turn.times_ms["decode"] = _ms_since(began)
 
-    def _drawn(self, turn: Turn, tokens: Float) -> Pixels:
+    def _drawn(self, turn: Turn, base: Pixels, tokens: Float) -> Pixels:
         """The frames of a prediction; the same ones are drawn once."""
-        base, request, rendering = self._base_frame(turn), turn.request, turn.request.rendering
+        request, rendering = turn.request, turn.request.rendering
 
         def make() -> Pixels:
             return draw(self._model, base, tokens, request.seed, rendering, turn.plan)
@@ -357,7 +380,12 @@ class Engine:
         if work.answer is None:
             return False
         asked = "PREDICTED_FRAMES" in work.turn.request.outputs
-        return not asked or work.answer.frames is not None
+        return not asked or self._shown(work) is not None
+
+    def _shown(self, work: _Work) -> Pixels | None:
+        if work.answer is None or work.turn.elsewhere is None:
+            return None if work.answer is None else work.answer.frames
+        return work.answer.elsewhere
 
     def _wants_answer(self, turn: Turn) -> bool:
         return bool(turn.request.outputs & _PREDICTIVE)
@@ -367,8 +395,9 @@ class Engine:
         made: dict[str, NDArray[Any]] = {}
         if answer is None:
             return made
-        if "PREDICTED_FRAMES" in wanted and answer.frames is not None:
-            made["PREDICTED_FRAMES"] = answer.frames
+        shown = self._shown(work)
+        if "PREDICTED_FRAMES" in wanted and shown is not None:
+            made["PREDICTED_FRAMES"] = shown
         if "STATE" in wanted:
             made["STATE"] = answer.states
         if "PHYSICS" in wanted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ctrlcache.control import Aligned, DeviceCalibration, OnlineCalibration, ali
 from ctrlcache.errors import InvalidInput
 from ctrlcache.events import EpochBegan, Sink, ignore
 from ctrlcache.key import Provenance, context_root, space_id
+from worldserve.elsewhere import frame_from_elsewhere
 from worldserve.models.protocol import Float, ModelSpec, Pixels, WorldModel
 from worldserve.rendering import marked
 from worldserve.request import Request
@@ -53,7 +55,8 @@ class Turn:
     another id. here: with the request's frames observed; what is predicted, is predicted from here.
     after: what becomes of the session. plan (H, C), of whose steps `given` were asked for. fresh:
     pixels of the new frames, by context. new_from: index of the first new frame. restore: the
-    present was reached by a seek, and it must be certain that it can be computed.
+    present was reached by a seek, and it must be certain that it can be computed. elsewhere: the
+    last frame of the further view that is asked for, which the session does not observe.
     """
 
     request: Request
@@ -67,6 +70,7 @@ class Turn:
     fresh: dict[bytes, Pixels]
     new_from: int | None
     restore: bool
+    elsewhere: Pixels | None = None
     times_ms: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -104,13 +108,17 @@ class Opener:
     def open(self, request: Request) -> Turn:
         """InvalidInput, SessionNotFound: the request cannot be answered, nothing has happened."""
         old, taken, base = self._find(request)
+        elsewhere = None
         if base is None:
             session, frames = self._begin(request), request.frames[1:]
             new_from: int | None = 0
             previous_time = None
         else:
             session, frames = base, request.frames
-            self._fixed(request, session)
+            elsewhere = frame_from_elsewhere(request, session, self._model)
+            if elsewhere is not None:
+                frames = frames[:0]
+            self._fixed(request, session, () if elsewhere is None else ("view",))
             if request.frame is not None:
                 session = session.seek(request.frame)
             previous_time = session.present_time
@@ -122,7 +130,7 @@ class Opener:
             request.sample_times,
             len(frames),
             request.horizon,
-            request.frame_times,
+            None if elsewhere is not None else request.frame_times,
             previous_time,
             self._spec.frame_interval_s,
         )
@@ -152,6 +160,7 @@ class Opener:
             fresh=fresh,
             new_from=new_from,
             restore=request.mode == "seek",
+            elsewhere=elsewhere,
         )
 
     def condition(self, prompt: str, view: str, tenant: str = "") -> tuple[Any, bytes]:
@@ -224,9 +233,11 @@ class Opener:
             online=online,
         )
 
-    def _fixed(self, request: Request, session: Session) -> None:
+    def _fixed(self, request: Request, session: Session, but: Sequence[str] = ()) -> None:
         """What a session was begun with may be said again, not changed."""
         for name in ("prompt", "view", "device"):
+            if name in but:
+                continue
             asked, is_ = getattr(request, name), getattr(session, name)
             if asked is not None and asked != is_:
                 raise InvalidInput(
