@@ -85,6 +85,8 @@ class Stand:
             *(part for key, value in parameters.items() for part in ("--set", f"{key}={value}")),
             *options,
         ]
+        if "--instances" not in options:
+            command += ["--instances", "1"]
         if "--hot-bytes" not in options:
             command += ["--hot-bytes", "256MiB"]
         if not {"--cold-endpoint", "--objects-dir"} & set(options):
