@@ -150,6 +150,7 @@ class Person(threading.Thread):
                 for truth in possible:
                     if equal(got, truth.predict(HELD)):
                         self._truth, self._possible = truth, []
+                        self.tally.answers["exact"] += 1
                         return
                 self.tally.wrong.append(f"{self.id}: not where it was")
                 self._begin_anew()
