@@ -25,8 +25,7 @@ from ctrlcache.config import CacheConfig
 from ctrlcache.couplet import Couplet
 from ctrlcache.errors import CtrlCacheError, InvalidInput
 from ctrlcache.events import Sink, Warmed, ignore
-from ctrlcache.key import digest
-from ctrlcache.tiered import Query
+from ctrlcache.key import couplet_id, digest
 from worldcache.endpoint import LanguageModel, LanguageModelConfig
 from worldcache.prompts import Parser, sentences
 from worldcache.warmup import Choice, Recipe, WarmupConfig, choose
@@ -220,11 +219,9 @@ class Warmth:
             turn.here, turn.conditioning, turn.fresh, checkpoint=checkpoint
         )
         bench.keep(made)
-        query = Query(space=turn.space, plan=turn.plan, want_frames=True)
-        hit = bench.keeper.lookup(query)
-        if hit is not None and hit.couplet.frames is not None:
-            return
-        bench.keeper.admit(self._answer(turn, present, checkpoint))
+        known = bench.keeper.fetch(couplet_id(turn.space, turn.plan), ("frames",))
+        if known is None or known.frames is None:
+            bench.keeper.admit(self._answer(turn, present, checkpoint))
 
     def _answer(self, turn: Turn, present: Present, checkpoint: Checkpoint) -> Couplet:
         model, request = self._parts.bench.model, turn.request

@@ -24,6 +24,7 @@ COMMANDS = (
     ),
     Command("analyze", "Show what in a video moves and matters: where features can be reused."),
     Command("warmup", "Fill the cache with typical interactions."),
+    Command("warm-report", "Measure the first answer after a restart, with a warm-up and without."),
     Command("benchmark", "Measure a running server with and without its cache."),
     Command(
         "stats",
