@@ -135,6 +135,7 @@ class _server:
                 grpc_port=0,
                 metrics_port=0,
                 instances=1,
+                ready_timeout_s=600.0,
                 parameters=settings,
             )
         )
