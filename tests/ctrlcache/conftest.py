@@ -1,4 +1,4 @@
-"""Warm tiers for the tests of what is special about them."""
+"""Caches and warm tiers for the tests of what is special about them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_setting import Setting, opened
 from tier_openers import shm_path
 from warm_process import open_tier
 from warm_setting import LIMIT, SEGMENT, Open
@@ -21,6 +22,12 @@ def index(tmp_path: Path) -> Iterator[Path]:
     yield path
     for item in path.parent.glob(f"{path.name}*"):
         shutil.rmtree(item)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    with opened(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

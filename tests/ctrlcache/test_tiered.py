@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from cache_setting import (
     ask,
     couplet,
     frames,
-    opened,
     scores_of,
     world,
 )
@@ -30,13 +27,6 @@ from ctrlcache.metrics import Admitted, Corrupt, Lookup
 from ctrlcache.tiered import ADOPTED, TEMPLATE, Query
 from ctrlcache.tiers.base import Record
 from ctrlcache.upkeep import entry_of
-
-
-@pytest.fixture
-def setting(tmp_path: Path) -> Iterator[Setting]:
-    with opened(tmp_path) as made:
-        yield made
-
 
 # -- what answers ---------------------------------------------------------------------------------
 

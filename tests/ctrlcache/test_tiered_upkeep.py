@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,13 +35,6 @@ from ctrlcache.shared import SharedMemory
 from ctrlcache.tiers.memory import MemoryTier
 from ctrlcache.tiers.warm import WarmTier
 from ctrlcache.upkeep import FLUSH_OWNER
-
-
-@pytest.fixture
-def setting(tmp_path: Path) -> Iterator[Setting]:
-    with opened(tmp_path) as made:
-        yield made
-
 
 # -- what is kept ---------------------------------------------------------------------------------
 

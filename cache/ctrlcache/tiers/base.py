@@ -13,7 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Candidate", "Entry", "Record", "Tier", "TierStats"]
+from ctrlcache.errors import InvalidInput
+
+__all__ = ["Candidate", "Entry", "Record", "Tier", "TierStats", "reaching"]
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,22 @@ class Tier(Protocol):
     def stats(self) -> TierStats: ...
 
     def close(self) -> None: ...
+
+
+def reaching(
+    entries: Iterable[Entry], space: bytes, control: NDArray[np.float32], limit: int
+) -> list[Candidate]:
+    """`Tier.neighbours` by looking at each of a few entries; InvalidInput for another width."""
+    query = np.asarray(control, np.float64)
+    found: list[Candidate] = []
+    for entry in entries:
+        if entry.space != space or entry.control is None:
+            continue
+        if entry.control.shape != query.shape:
+            raise InvalidInput(f"control must have shape {entry.control.shape}, got {query.shape}")
+        distance = float(np.sqrt(np.sum((entry.control - query) ** 2)))
+        if distance <= entry.radius:
+            found.append(
+                Candidate(entry.id, entry.control, entry.radius, entry.curvature, distance)
+            )
+    return sorted(found, key=lambda candidate: candidate.distance)[:limit]

@@ -28,7 +28,7 @@ from ctrlcache.errors import CorruptRecord, InvalidInput, TierUnavailable
 from ctrlcache.eviction import Usage
 from ctrlcache.metrics import Corrupt, Evicted, Sink, ignore
 from ctrlcache.tiers import segments
-from ctrlcache.tiers.base import Candidate, Entry, Record, TierStats
+from ctrlcache.tiers.base import Candidate, Entry, Record, TierStats, reaching
 from ctrlcache.tiers.objects import Objects
 
 __all__ = ["ColdTier", "Held", "list_tasks"]
@@ -146,22 +146,7 @@ class ColdTier:
     def neighbours(
         self, space: bytes, control: NDArray[np.float32], limit: int = 16
     ) -> list[Candidate]:
-        query = np.asarray(control, np.float64)
-        found: list[Candidate] = []
-        for held in self._held.values():
-            entry = held.entry
-            if entry.space != space or entry.control is None:
-                continue
-            if entry.control.shape != query.shape:
-                raise InvalidInput(
-                    f"control must have shape {entry.control.shape}, got {query.shape}"
-                )
-            distance = float(np.sqrt(np.sum((entry.control - query) ** 2)))
-            if distance <= entry.radius:
-                found.append(
-                    Candidate(entry.id, entry.control, entry.radius, entry.curvature, distance)
-                )
-        return sorted(found, key=lambda candidate: candidate.distance)[:limit]
+        return reaching([held.entry for held in self._held.values()], space, control, limit)
 
     def put(self, records: Iterable[Record]) -> int:
         """Upload; the records count once the manifest that lists them is stored."""

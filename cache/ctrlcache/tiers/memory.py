@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrlcache.errors import InvalidInput, TierUnavailable
+from ctrlcache.errors import TierUnavailable
 from ctrlcache.eviction import Usage, gdsf, policy, used
-from ctrlcache.tiers.base import Candidate, Entry, Record, TierStats
+from ctrlcache.tiers.base import Candidate, Entry, Record, TierStats, reaching
 
 __all__ = ["MemoryTier"]
 
@@ -49,23 +49,9 @@ class MemoryTier:
     def neighbours(
         self, space: bytes, control: NDArray[np.float32], limit: int = 16
     ) -> list[Candidate]:
-        query = np.asarray(control, np.float64)
-        found = []
         with self._lock:
             entries = [record.entry for record in self._records.values()]
-        for entry in entries:
-            if entry.space != space or entry.control is None:
-                continue
-            if entry.control.shape != query.shape:
-                raise InvalidInput(
-                    f"control must have shape {entry.control.shape}, got {query.shape}"
-                )
-            distance = float(np.sqrt(np.sum((entry.control - query) ** 2)))
-            if distance <= entry.radius:
-                found.append(
-                    Candidate(entry.id, entry.control, entry.radius, entry.curvature, distance)
-                )
-        return sorted(found, key=lambda candidate: candidate.distance)[:limit]
+        return reaching(entries, space, control, limit)
 
     def entry(self, id: bytes) -> Entry | None:
         """What is known of a record beside its payload."""
