@@ -3,9 +3,10 @@
     python benchmarks/eviction.py [--trace FILE ...] [--requests N] [--seeds N] [--json FILE]
 
 Each policy drives the same size-limited cache (sampled eviction as in the tiers, 64 candidates)
-over the same requests. Two offline rows know the future: `belady` drops what is needed last
-(optimal for equal sizes and costs) and `belady-cost` drops the least recompute-ms saved per byte
-and request of waiting (the optimum with sizes and costs is NP-hard; this is the usual stand-in).
+over the same requests; `worldcache` is the score of WorldCache's levels, in their own code. Two
+offline rows know the future: `belady` drops what is needed last (optimal for equal sizes and costs)
+and `belady-cost` drops the least recompute-ms saved per byte and request of waiting (the optimum
+with sizes and costs is NP-hard; this is the usual stand-in).
 
 Recorded traces (`ctrlcache up --record-trace`, `benchmarks/record_trace.py`; by default those in
 `benchmarks/traces/`) are replayed one by one, as `ctrlcache.trace.requests` reads them: what was
@@ -33,6 +34,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from worldcache_eviction import by_score
 
 from ctrlcache.eviction import POLICIES, Usage, used
 from ctrlcache.trace import Request, accesses, requests
@@ -179,6 +181,8 @@ def compare(trace: list[Request], shares: list[float]) -> dict[float, dict[str, 
     for share in shares:
         limit = int(footprint * share)
         rows = {name: replay_online(trace, limit, name) for name in POLICIES}
+        scored = by_score(trace, limit)
+        rows["worldcache"] = Outcome(scored.hit_rate, scored.saved_share)
         rows["belady"] = replay_offline(trace, limit, lambda r, wait: 1.0 / wait)
         rows["belady-cost"] = replay_offline(
             trace, limit, lambda r, wait: r.cost_ms / (r.size_bytes * wait)
