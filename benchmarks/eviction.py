@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, action="append", help="cache size / all bytes")
     parser.add_argument("--json", type=Path, default=HERE / "results" / "eviction.json")
     args = parser.parse_args()
-    shares = args.share or [0.02, 0.05, 0.1, 0.2]
+    shares = args.share or [0.05, 0.1, 0.2, 0.4]
     console = Console()
     report: dict[str, Any] = {"machine": machine(), "traces": {}}
     for path in args.trace or sorted((HERE / "traces").glob("*.jsonl*")):
