@@ -23,14 +23,14 @@ def report_suite(
     """All that is measured of one suite, ready for JSON, and the predictions to be looked at."""
     front = evaluate(model, suite, root, split)
     side = evaluate(model, suite, root, split, (32,), camera=1)
-    prompted = evaluate(model, suite, root, split, (1, 32), prompt=True)
+    prompted = evaluate(model, suite, root, split, (1,), prompt=True)
     pairs = zip(*(clips(root, suite, split, camera) for camera in (0, 1)), strict=True)
     report = {
         "weights_digest": model.spec.weights_digest,
         "front": _keyed(front),
         "side": _keyed(side),
         "prompted": _keyed(prompted),
-        "carried_over": further_view(model, pairs),
+        "carried_over": further_view(model, pairs, starts=(40,)),
     }
     return report, front.predictions
 

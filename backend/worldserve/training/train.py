@@ -60,11 +60,11 @@ STAGES = (
 
 #: from the weights of an earlier training on, to which suites are added
 FURTHER = (
-    Stage("frames", frames_step, 900, 1e-3, 0.995),
+    Stage("frames", frames_step, 2200, 1e-3, 0.995),
     Stage("sequences", sequences_step, 900, 6e-4, 0.998),
-    Stage("unrolled", unrolled_step, 1100, 4e-4, 0.998),
-    Stage("views", views_step, 400, 1e-3, 0.99),
-    Stage("drawing", drawing_step, 900, 8e-4, 0.995),
+    Stage("unrolled", unrolled_step, 900, 4e-4, 0.998),
+    Stage("views", views_step, 500, 1e-3, 0.99),
+    Stage("drawing", drawing_step, 1000, 8e-4, 0.995),
 )
 
 #: how much of a batch comes from each suite, relative to one another
