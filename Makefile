@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint train bench faults fuzz soak clean
+.PHONY: help demo test lint train bench faults fuzz soak clean tools
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.serve  ## Start a real server and play with it; KEEP=1 leaves it running
 	KEEP=$(KEEP) $(BIN)/python -m worldserve.demo
+
+tools:  ## What some tests need beside Python (Debian, as root): Prometheus and nginx
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends prometheus nginx-light
 
 test: $(VENV)/.dev  ## All tests, against a real tritonserver and a real object store
 	$(BIN)/python -m pytest $(TESTS)
