@@ -375,7 +375,12 @@ class Runtime:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(timeout=2.5)
         self._kill_server()
-        server.wait()
+        processes.hurry(server.pid)
+        try:
+            server.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            # Killed, but a thread of it has not been given the moment it takes to die.
+            self._log(f"process {server.pid} is still dying")
         self._server = None
 
     def _kill_server(self) -> None:

@@ -184,7 +184,7 @@ class Supervisor:
 
     def _recover(self, watch: Watch, reason: str) -> None:
         started = time.monotonic()
-        self._trouble = f"{watch.model}: {reason}"
+        self._trouble = _short(f"{watch.model}: {reason}")
         self._on_event(Lost(watch.model, reason))
         if started - self._last_loss_s > self.config.calm_s:
             self._attempts = 0
@@ -209,7 +209,7 @@ class Supervisor:
                         other.open()
             except CtrlCacheError as error:
                 reason = str(error)
-                self._trouble = f"{watch.model}: {reason}"
+                self._trouble = _short(f"{watch.model}: {reason}")
                 reload_failed = True
                 continue
             self._last_loss_s = time.monotonic()
@@ -218,6 +218,11 @@ class Supervisor:
             return
 
     def _give_up(self, model: str, reason: str) -> None:
-        self._trouble = f"{model}: {reason}"
+        self._trouble = _short(f"{model}: {reason}")
         self.gave_up.set()
         self._on_event(GaveUp(model, reason, max(0, self._attempts - 1)))
+
+
+def _short(reason: str) -> str:
+    """For whoever asks whether it is ready: the log has the rest."""
+    return reason.splitlines()[0][:300]

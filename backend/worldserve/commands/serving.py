@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -85,10 +84,13 @@ class _Stop(BaseException):
 
 
 class _Signals:
-    """SIGINT, SIGTERM and SIGHUP: while starting they interrupt, later they set `stop`."""
+    """SIGINT, SIGTERM and SIGHUP: while starting they interrupt, later they set `stopped`.
+
+    No threading.Event: its lock may be held by the very thread that the handler interrupts.
+    """
 
     def __init__(self) -> None:
-        self.stop = threading.Event()
+        self.stopped = False
         self.starting = True
         self._before: dict[int, Any] = {}
 
@@ -103,8 +105,8 @@ class _Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # Only the first one interrupts: the clean-up that it causes must not be interrupted.
-        interrupt = self.starting and not self.stop.is_set()
-        self.stop.set()
+        interrupt = self.starting and not self.stopped
+        self.stopped = True
         if interrupt:
             raise _Stop
 
@@ -123,7 +125,8 @@ def _until_stopped(
             backups.start()
         supervisor.start()
         _announce(runtime, console, health.endpoint)
-        while not signals.stop.wait(0.2):
+        while not signals.stopped:
+            time.sleep(0.1)
             if supervisor.gave_up.is_set():
                 break
             if not (supervisor.config.recover or runtime.alive):
@@ -135,7 +138,7 @@ def _until_stopped(
         supervisor.stop()
         runtime.stop()
     console.print(f"stopped in {time.monotonic() - began:.1f} s, nothing left behind")
-    return 0 if signals.stop.is_set() else 1
+    return 0 if signals.stopped else 1
 
 
 def _announce(runtime: Runtime, console: Console, health: str) -> None:
