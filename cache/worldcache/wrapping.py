@@ -109,7 +109,7 @@ class Wrapped:
         seen = _Blocks(blocks)
         seen.stack = self._stack.get
         setattr(model, adapter.blocks, seen)
-        model.forward = self._called  # type: ignore[method-assign]
+        model.forward = self._called
 
     @contextmanager
     def request(self, policy: Policy, steps: int) -> Iterator[Request]:

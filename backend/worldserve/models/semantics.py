@@ -35,7 +35,7 @@ def load(
         for first in range(0, len(small), _AT_ONCE):
             pixels = torch.from_numpy(small[first : first + _AT_ONCE]).permute(0, 3, 1, 2)
             tokens = embedder(pixels.float() / 127.5 - 1).detach().requires_grad_()
-            embedder.read(tokens).square().sum().backward()
+            embedder.read(tokens).square().sum().backward()  # type: ignore[no-untyped-call]
             assert tokens.grad is not None
             weight = (tokens.grad * tokens.detach()).abs().sum(-1)[:, :-1]  # (T, patches)
             maps.append(weight.view(-1, embedder.grid, embedder.grid).numpy())
