@@ -79,6 +79,7 @@ def proxied(start_server, tmp_path):
     https, grpc, health = free_ports(("127.0.0.1",) * 3, (0, 0, 0))
     text = (DOCKER / "nginx" / "nginx.conf").read_text()
     for old, new in {
+        "/tmp/": f"{tmp_path}/",  # first: the others may bring it in
         "ctrlcache:8000": runtime.endpoints.http,
         "ctrlcache:8001": runtime.endpoints.grpc,
         "ctrlcache:8003": f"127.0.0.1:{health}",
@@ -86,7 +87,6 @@ def proxied(start_server, tmp_path):
         "listen 8444": f"listen 127.0.0.1:{grpc}",
         "/run/secrets/tls.crt": str(crt),
         "/run/secrets/tls.key": str(pem),
-        "/tmp/": f"{tmp_path}/",
         "/dev/stdout": str(tmp_path / "access.log"),
         "/dev/stderr": str(tmp_path / "error.log"),
     }.items():
