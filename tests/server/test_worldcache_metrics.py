@@ -11,6 +11,7 @@ def test_the_levels_are_seen_on_the_endpoint(start_tiny, connect, tmp_path):
     """Look-ups by level, bytes by level, and evictions, over HTTP from the real server."""
     runtime = start_tiny(
         parameters={
+            "background": "false",
             "features_l1_mib": "1",
             "features_l2_mib": "1",
             "features_disk_mib": "8",
@@ -34,13 +35,10 @@ def test_the_levels_are_seen_on_the_endpoint(start_tiny, connect, tmp_path):
     # Far more than fits: every level comes into use, and something leaves each of the first two.
     wire.ask(HELD, 70_003, start=True, frames=clip(3, 701))
     frames = ("PREDICTED_FRAMES",)
-    for seed in range(160):
+    for seed in range(80):
         horizon = np.array([12], np.int32)
-        wire.ask(HELD, 70_003, frames, HORIZON=horizon, seed=seed, drain=seed % 16 == 0)
+        wire.ask(HELD, 70_003, frames, HORIZON=horizon, seed=seed, drain=seed % 8 == 0)
     for level in ("l1", "l2"):
         eventually(lambda level=level: value("evictions_total", level=level) > 0, 60)
         assert 0 < value("store_bytes", level=level) <= 1 << 20
     eventually(lambda: 0 < value("store_bytes", level="l3") <= 8 << 20, 60)
-    warm = {"mode": "warm", "prompt": "push", "start": True, "end": True}
-    assert wire.ask(HELD, 70_004, ("CONFIDENCE",), **warm)["CONFIDENCE"] > 0.99
-    eventually(lambda: value("warmed_total", how="semantic") == 1)
