@@ -24,6 +24,7 @@ from worldserve.access import (
     Tls,
     grpc_header,
 )
+from worldserve.dial import ClientAccess, dial
 from worldserve.runtime import ColdStore, Runtime, RuntimeConfig
 
 REPOSITORY = Path(__file__).parent / "repository"
@@ -78,11 +79,11 @@ def secured(pki, tmp_path_factory):
 
 
 @pytest.fixture
-def dial(secured, pki):
-    """gRPC clients that are closed afterwards: `dial("client", ca="ca")`."""
+def connect(secured, pki):
+    """gRPC clients that are closed afterwards: `connect("client", ca="ca")`."""
     clients = []
 
-    def connect(who, ca="ca"):
+    def to(who, ca="ca"):
         certificate, key = pki[who] if who else (None, None)
         clients.append(
             grpcclient.InferenceServerClient(
@@ -95,7 +96,7 @@ def dial(secured, pki):
         )
         return clients[-1]
 
-    yield connect
+    yield to
     for client in clients:
         client.close()
 
@@ -124,17 +125,35 @@ def status(secured, path, headers=None, method="GET"):
 
 
 @pytest.mark.server
-def test_who_has_certificate_and_key_is_served(dial):
+def test_who_has_certificate_and_key_is_served(connect):
     """The one who may."""
-    assert ask(dial("client"), GOOD) == 8
+    assert ask(connect("client"), GOOD) == 8
+
+
+@pytest.mark.server
+def test_the_programs_of_the_project_are_let_in(secured, pki, tmp_path):
+    """`dial`, as `ctrlcache warmup` uses it, with the same files; without the key it is refused."""
+    certificate, key = pki["client"]
+    key_file = private(tmp_path / "key", KEY)
+    with dial(
+        secured.endpoints.grpc, ClientAccess(pki["ca"], certificate, key, key_file)
+    ) as client:
+        assert ask(client, {}) == 8
+    with (
+        dial(secured.endpoints.grpc, ClientAccess(pki["ca"], certificate, key)) as client,
+        pytest.raises(InferenceServerException, match="restricted"),
+    ):
+        ask(client, {})
+    with pytest.raises(ConfigError, match="need each other"):
+        ClientAccess(pki["ca"], certificate)
 
 
 @pytest.mark.server
 @pytest.mark.parametrize(("who", "ca"), [(None, "ca"), ("stranger", "ca"), ("client", "other_ca")])
-def test_wrong_certificates_do_not_connect(dial, who, ca):
+def test_wrong_certificates_do_not_connect(connect, who, ca):
     """No certificate, one of another CA, and a client that does not trust the server's."""
     with pytest.raises(InferenceServerException, match=r"UNAVAILABLE|failed to connect"):
-        ask(dial(who, ca), GOOD)
+        ask(connect(who, ca), GOOD)
 
 
 @pytest.mark.server
@@ -151,9 +170,9 @@ def test_plain_text_is_not_served(secured):
 @pytest.mark.parametrize(
     "headers", [{}, {grpc_header(ACCESS_HEADER): KEY[:-1]}, {ACCESS_HEADER: KEY}]
 )
-def test_wrong_keys_are_refused(dial, headers):
+def test_wrong_keys_are_refused(connect, headers):
     """No key, another key, the key under another name: neither predictions nor descriptions."""
-    client = dial("client")
+    client = connect("client")
     with pytest.raises(InferenceServerException, match="restricted"):
         ask(client, headers)
     with pytest.raises(InferenceServerException, match="restricted"):
@@ -162,9 +181,9 @@ def test_wrong_keys_are_refused(dial, headers):
 
 
 @pytest.mark.server
-def test_clients_can_neither_load_code_nor_map_memory_nor_write_files(dial):
+def test_clients_can_neither_load_code_nor_map_memory_nor_write_files(connect):
     """With the key of a client these stay closed: repository, shared memory, trace, log."""
-    client = dial("client")
+    client = connect("client")
     for attempt in (
         lambda: client.load_model("plain", headers=GOOD),
         lambda: client.unload_model("echo", headers=GOOD),
@@ -198,12 +217,12 @@ def test_http_wants_the_same_keys(secured):
 
 
 @pytest.mark.server
-def test_secrets_show_nowhere(secured, dial):
+def test_secrets_show_nowhere(secured, connect):
     """After service and refusals: no command line, log, metric, configuration or description of the
     run holds a key; the environment that stubs hand on does not either."""
-    ask(dial("client"), GOOD)
+    ask(connect("client"), GOOD)
     with pytest.raises(InferenceServerException):
-        ask(dial("client"), {grpc_header(ACCESS_HEADER): "wrong"})
+        ask(connect("client"), {grpc_header(ACCESS_HEADER): "wrong"})
     secured.reload_model("echo")
     admin = (secured.run_dir / "admin-key").read_text().strip()
     places = {}

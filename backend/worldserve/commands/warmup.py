@@ -11,6 +11,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from ctrlcache.errors import ConfigError
+from worldserve.dial import ClientAccess, dial
+
 __all__ = ["interactions", "warmup"]
 
 _OUTPUTS = ("PREDICTED_FRAMES", "CACHE_TIER")
@@ -28,6 +31,12 @@ def warmup(
         float, typer.Option(min=0.0, help="Thinking time after each, for scores and prefetch.")
     ] = 0.5,
     tenant: Annotated[str, typer.Option(help="Whose cache is filled.")] = "",
+    tls_ca: Annotated[Path | None, typer.Option(help="PEM of the server's CA: use TLS.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate, mutual TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its PEM key.")] = None,
+    access_key_file: Annotated[
+        Path | None, typer.Option(help="File, mode 0600, of the server's access key.")
+    ] = None,
 ) -> None:
     """Show each clip to the server and ask, at every few frames, what a hand is likely to ask."""
     import tritonclient.grpc as triton
@@ -39,7 +48,12 @@ def warmup(
         raise typer.BadParameter(f"no .npz files in {clips}", param_hint="--clips")
     given = {"tenant": tenant} if tenant else {}
     tiers: dict[str, int] = {}
-    with triton.InferenceServerClient(url) as client:
+    try:
+        access = ClientAccess(tls_ca, tls_cert, tls_key, access_key_file)
+        connection = dial(url, access)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
+    with connection as client:
         for path in paths:
             with np.load(path) as clip:
                 asked = list(interactions(clip["frames"], clip["controls"], every))
