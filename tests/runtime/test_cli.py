@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,6 +84,24 @@ class Up:
                         return entry.removeprefix(marker).decode()
         return None
 
+    def echo_stub(self) -> processes.Process:
+        return next(
+            process
+            for process in processes.run_processes(self.run_id or "")
+            if "echo" in " ".join(process.command) and "stub" in process.command[0]
+        )
+
+
+def ask_health(url: str) -> tuple[int, dict[str, bool]]:
+    """Status, and what the reply says of readiness."""
+    try:
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            status, text = reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read()
+    said = json.loads(text)
+    return status, {name: said[name] for name in ("ready", "alive")}
+
 
 @pytest.fixture
 def up(tmp_path) -> Iterator:
@@ -143,17 +164,41 @@ def test_up_brings_a_killed_stub_back(up):
     """`up` says what was lost and that it is back."""
     running = up("--no-cold")
     endpoint = running.wait_for(r"gRPC\s+(\S+)")
+    health = running.wait_for(r"health\s+(http://\S+)/ready")
     running.wait_for("Ctrl-C")
-    stub = next(
-        process
-        for process in processes.run_processes(running.run_id)
-        if "echo" in " ".join(process.command) and "stub" in process.command[0]
-    )
-    os.kill(stub.pid, signal.SIGKILL)
+    assert ask_health(f"{health}/ready") == (200, {"ready": True, "alive": True})
+    os.kill(running.echo_stub().pid, signal.SIGSTOP)
     running.wait_for("echo lost")
+    assert ask_health(f"{health}/ready") == (503, {"ready": False, "alive": True})
+    assert ask_health(f"{health}/live")[0] == 200
     running.wait_for("echo is back")
+    assert ask_health(f"{health}/ready")[0] == 200
     assert ask_echo(endpoint) == 2
+    page = urllib.request.urlopen(f"{health}/metrics", timeout=20).read().decode()
+    assert 'ctrlcache_supervisor_losses_total{model="echo"} 1.0' in page
+    assert 'ctrlcache_supervisor_recoveries_total{how="reload",model="echo"} 1.0' in page
+    assert 'ctrlcache_supervisor_up{model="echo"} 1.0' in page
     assert running.end(signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.server
+def test_up_gives_up_loudly(up):
+    """A model that no longer loads: `up` says so, ends with status 1 and leaves nothing behind."""
+    running = up("--no-cold", "--attempts=2")
+    health = running.wait_for(r"health\s+(http://\S+)/ready")
+    running.wait_for("Ctrl-C")
+    run_id = running.run_id
+    config = running.directory / "run" / "repository" / "echo" / "config.pbtxt"
+    broken = 'parameters { key: "fail_to_load" value { string_value: "true" } }'
+    config.write_text(f"{config.read_text()}\n{broken}\n")
+    os.kill(running.echo_stub().pid, signal.SIGKILL)
+    running.wait_for("echo lost")
+    assert ask_health(f"{health}/ready")[0] == 503
+    rest, _ = running.process.communicate(timeout=60)
+    assert running.process.returncode == 1
+    assert "echo does not come back after 2 attempts" in rest
+    assert processes.run_processes(run_id) == []
+    assert processes.shm_entries(run_id) == []
 
 
 @pytest.mark.server
