@@ -132,7 +132,9 @@ def curves(stage: Stage, quick: bool) -> list[Row]:
 
 def on_or_above(rows: list[Row], name: str = "content", margin_db: float = 0.1) -> list[Row]:
     """Points of other policies that lie above the curve of `name`; the oracle's do not count."""
-    mine = sorted(((r["skipped"], r["psnr_db"]) for r in rows if r["policy"] == name), reverse=True)
+    # Every curve begins where nothing is skipped and nothing lost.
+    mine = [(0.0, peak_db(0.0))]
+    mine += [(r["skipped"], r["psnr_db"]) for r in rows if r["policy"] == name]
     above = []
     for row in rows:
         if row["policy"] in (name, "oracle") or row["skipped"] < 0.02:
@@ -215,6 +217,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "machine": machine(),
         "weights": model.spec.weights_digest,
+        "quick": args.quick,
         "steps": STEPS,
         "requests": len(cases),
         "reference": rows,
