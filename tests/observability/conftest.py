@@ -71,18 +71,18 @@ def configuration(directory: Path, server: str, supervisor: str) -> Path:
     return path
 
 
-def use(wire: Wire) -> None:
+def use(wire: Wire, number: int) -> None:
     """A little of everything: misses, exact and near hits, refusals, a session that ends."""
-    draw = np.random.default_rng(0)
-    wire.ask(HELD, 1, frames=clip(3), start=True)
-    wire.ask(HELD, 1, drain=True)
+    draw = np.random.default_rng(number)
+    wire.ask(HELD, number, frames=clip(3, seed=number), start=True)
+    wire.ask(HELD, number, drain=True)
     for step in range(12):
-        wire.ask(HELD + draw.uniform(-0.04, 0.04, 2), 1, max_error=0.05)
-        wire.ask(HELD, 1)
-        wire.ask(draw.uniform(-1, 1, 2), 1)
+        wire.ask(HELD + draw.uniform(-0.04, 0.04, 2), number, max_error=0.05)
+        wire.ask(HELD, number)
+        wire.ask(draw.uniform(-1, number, 2), number)
         if step % 4 == 0:
-            wire.refused(np.zeros(7), 1)
-    wire.ask(HELD, 1, drain=True)
+            wire.refused(np.zeros(7), number)
+    wire.ask(HELD, number, drain=True)
 
 
 @pytest.fixture(scope="session")
@@ -126,10 +126,10 @@ def scraped(tmp_path_factory):
         eventually(lambda: _up(seen), 60)
         wire = Wire(runtime.endpoints, "grpc")
         # Rates need a series to be there before it moves: the first use makes, the second counts.
-        use(wire)
+        use(wire, 1)
         began = time.time()
         eventually(lambda: _scraped_after(seen, began), 60)
-        use(wire)
+        use(wire, 2)  # a new scene: all of it once more
         wire.close()
         began = time.time()
         eventually(lambda: _scraped_after(seen, began + 6), 60)  # vitals come every 5 seconds
