@@ -79,7 +79,7 @@ def use(wire: Wire, number: int) -> None:
     for step in range(12):
         wire.ask(HELD + draw.uniform(-0.04, 0.04, 2), number, max_error=0.05)
         wire.ask(HELD, number)
-        wire.ask(draw.uniform(-1, number, 2), number)
+        wire.ask(draw.uniform(-1, 1, 2), number)
         if step % 4 == 0:
             wire.refused(np.zeros(7), number)
     wire.ask(HELD, number, drain=True)

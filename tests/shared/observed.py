@@ -22,7 +22,7 @@ def queries(path: Path) -> list[tuple[str, str]]:
     return [
         (
             panel["title"],
-            target["expr"].replace("$instance", ".*").replace("$__rate_interval", "1m"),
+            target["expr"].replace("$instance", ".*").replace("$__rate_interval", "5m"),
         )
         for panel in json.loads(path.read_text())["panels"]
         for target in panel["targets"]
