@@ -164,7 +164,7 @@ def _encode(frames: NDArray[np.uint8], rate_hz: float, quality: int) -> tuple[st
 def _decode(codec: str, data: bytes, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     if codec == "zstd":
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=_LARGEST)
-        return np.frombuffer(raw, np.uint8).reshape(shape)
+        return np.frombuffer(raw, np.uint8).reshape(shape).copy()  # for torch, which warns else
     if codec != "h264":
         raise ValueError(f"codec {codec!r}")
     import av
