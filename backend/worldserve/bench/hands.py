@@ -51,6 +51,8 @@ def read_recording(path: Path) -> Recording:
     """InvalidInput names the file, the line and what was expected there."""
     rows: list[tuple[float, float, float, bool, bool]] = []
     pressed = False
+    if not path.is_file():
+        raise InvalidInput(f"{path}: no such recording")
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]

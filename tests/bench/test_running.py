@@ -1,4 +1,4 @@
-"""`ctrlcache benchmark` against the real server."""
+"""`ctrlcache benchmark --url`: against a server that is running, or not."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import sys
 
 import pytest
 
-from worldserve.commands.benchmark import Round
+from worldserve.bench.running import Round
 
 
 @pytest.mark.server
 def test_benchmark_measures_a_running_server(server, tmp_path):
     """It prints ratios, and its file holds one latency per interaction and session."""
-    out = tmp_path / "benchmark.json"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "ctrlcache.cli", "benchmark", f"--url={server.endpoints.grpc}"),
-            *("--rounds=1", "--most=1", "--pause-s=0", f"--out={out}"),
+            *("--rounds=1", "--clips=1", "--pause-s=0", f"--out={tmp_path}"),
         ],
         env={**os.environ, "COLUMNS": "120", "TERM": "dumb"},
         capture_output=True,
@@ -28,7 +27,7 @@ def test_benchmark_measures_a_running_server(server, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "times faster, p50" in done.stdout
-    (played,) = json.loads(out.read_text())["rounds"]
+    (played,) = json.loads((tmp_path / "running.json").read_text())["rounds"]
     assert len(played["cached_ms"]) == len(played["plain_ms"]) == len(played["tiers"]) > 20
     # The script repeats questions: at least these must be hits, and its first one cannot be.
     assert played["tiers"][0] == "none"
@@ -53,3 +52,24 @@ def test_round_compares_like_with_like():
     played = Round([1.0, 1.0, 4.0], [10.0, 10.0, 10.0], ["hot", "warm", "none"], 1)
     assert played.ratio(50) == 10
     assert played.hit_rate == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cellar"], "unknown suite 'cellar'"),
+        (["kitchen", "--rival=nobody"], "unknown rival 'nobody'"),
+        (["kitchen", "--control-trace=/nowhere.csv"], "/nowhere.csv"),
+    ],
+)
+def test_what_cannot_be_played_is_named(arguments, message):
+    done = subprocess.run(
+        [sys.executable, "-m", "ctrlcache.cli", "benchmark", *arguments],
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
