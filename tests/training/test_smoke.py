@@ -56,7 +56,6 @@ def trained(data, tmp_path_factory):
     threads = torch.get_num_threads()
     train(_config(data, where))
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
     return where
 
 

@@ -6,6 +6,7 @@ python level_worker.py DIRECTORY INDEX_DIRECTORY SEED ROUNDS
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,9 @@ def disk_at(directory, index_directory):
 def open_levels(disk=None, l1=16 * KIB, l2=24 * KIB, **options):
     events = []
     on_event = options.pop("on_event", events.append)
-    device = options.pop("device", None)
-    levels = Levels(LevelsConfig(l1, l2, disk, **options), b"p" * 16, on_event, device)
+    device, now = options.pop("device", None), options.pop("now", time.monotonic)
+    config = LevelsConfig(l1, l2, disk, **options)
+    levels = Levels(config, b"p" * 16, on_event, device, now=now)
     levels.events = events
     return levels
 

@@ -100,8 +100,15 @@ class TrainConfig:
 
 def train(config: TrainConfig) -> WorldNetwork:
     """Run every stage that is not finished; returns the averaged network, also saved to `out`."""
-    torch.set_num_threads(config.threads)
     torch.set_flush_denormal(True)  # gradients full of denormals cost a quarter of the time
+    try:
+        return _train(config)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _train(config: TrainConfig) -> WorldNetwork:
+    torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     config.run.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
