@@ -24,7 +24,7 @@ from worldserve import processes
 from worldserve.layout import CONTAINER, ServerFiles, find_server, server_environment
 from worldserve.settings import usable_cores
 
-__all__ = ["Finding", "Needs", "passed", "size_text", "validate"]
+__all__ = ["Finding", "Needs", "Port", "passed", "size_text", "validate"]
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -37,6 +37,15 @@ class Finding:
     status: str
     found: str
     cure: str = ""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One to listen on. option: of `ctrlcache up`, which chooses another one."""
+
+    option: str
+    host: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,7 @@ class Needs:
     shm_bytes: int = GB
     directories: tuple[Path, ...] = ()
     disk_bytes: int = GB
-    host: str = "127.0.0.1"
-    ports: tuple[int, ...] = ()
+    ports: tuple[Port, ...] = ()
     instances: int = 1
     gpu_device: Path = Path("/dev/nvidiactl")
     libraries: tuple[Path, ...] | None = field(default=None)
@@ -245,22 +253,22 @@ def _directories(needs: Needs) -> Iterator[Finding]:
 
 def _ports(needs: Needs) -> Iterator[Finding]:
     for port in needs.ports:
-        if port == 0:
+        if port.number == 0:
             continue
         problem = ""
-        family = socket.AF_INET6 if ":" in needs.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in port.host else socket.AF_INET
         with contextlib.closing(socket.socket(family)) as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                held.bind((needs.host, port))
+                held.bind((port.host, port.number))
             except OSError as error:
                 problem = error.strerror or str(error)
         yield Finding(
             "port",
             "fail" if problem else "ok",
-            f"{needs.host}:{port} {problem or 'free'}",
-            "choose another one (--http-port, --grpc-port, --metrics-port; 0 is any free one); "
-            f"`ss -ltnp 'sport = :{port}'` shows who has it"
+            f"{port.host}:{port.number} {problem or 'free'}",
+            f"choose another one ({port.option}; 0 is any free one); "
+            f"`ss -ltnp 'sport = :{port.number}'` shows who has it"
             if problem
             else "",
         )

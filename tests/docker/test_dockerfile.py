@@ -26,6 +26,7 @@ from worldserve.settings import free_ports
 STAGES = stages()
 FINAL = pytest.mark.parametrize("name", ["slim", "triton"])
 SITE = Path(sysconfig.get_path("purelib"))
+_INTERFACES = ("http", "grpc", "metrics", "health")
 
 
 def test_hadolint_finds_nothing():
@@ -206,7 +207,7 @@ def test_the_install_steps_make_what_the_image_runs(tmp_path):
             subprocess.run(step, shell=True, cwd=source, check=True)
     bare = {"PATH": f"{target / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(
-        ["ctrlcache", "validate-env", "--http-port=0", "--grpc-port=0", "--metrics-port=0"],
+        ["ctrlcache", "validate-env", *(f"--{name}-port=0" for name in _INTERFACES)],
         cwd=target,
         env=bare,
         capture_output=True,

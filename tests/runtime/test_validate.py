@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from ctrlcache.errors import ConfigError
-from worldserve.commands.up import size_bytes
+from worldserve.commands.up import size_bytes, up, validate_env
 from worldserve.layout import find_server
-from worldserve.validate import Needs, passed, size_text, validate
+from worldserve.validate import Needs, Port, passed, size_text, validate
 
 
 @pytest.fixture
@@ -61,13 +63,36 @@ def test_taken_port_is_found(needs):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        (finding,) = findings_of(replace(needs, ports=(0, port)), "port")
+        number = taken.getsockname()[1]
+        port = Port("--grpc-port", "127.0.0.1", number)
+        ports = (Port("--http-port", "127.0.0.1", 0), port)
+        (finding,) = findings_of(replace(needs, ports=ports), "port")
     assert finding.status == "fail"
-    assert str(port) in finding.found
-    assert "--http-port" in finding.cure
+    assert str(number) in finding.found
+    assert "--grpc-port" in finding.cure
     (finding,) = findings_of(replace(needs, ports=(port,)), "port")
     assert finding.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("command", "interface"),
+    [*(("validate-env", name) for name in ("http", "grpc", "metrics", "health")), ("up", "health")],
+)
+def test_a_taken_port_of_each_interface_is_named(command, interface):
+    """Before anything is started: which port is taken, and the option that chooses another one."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        ports = dict.fromkeys(("http", "grpc", "metrics", "health"), 0) | {interface: number}
+        options = [f"--{name}-port={value}" for name, value in ports.items()]
+        app = typer.Typer()
+        app.command("up")(up)
+        app.command("validate-env")(validate_env)
+        shown = CliRunner().invoke(app, [command, "--hot-bytes=1MB", "--instances=1", *options])
+    assert shown.exit_code == 1
+    assert f"127.0.0.1:{number} Address already in use" in shown.output
+    assert f"--{interface}-port; 0 is any free one" in shown.output
 
 
 def test_missing_libpython_is_found(needs, tmp_path):

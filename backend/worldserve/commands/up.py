@@ -21,7 +21,7 @@ from worldserve.commands.serving import ServingConfig, serve
 from worldserve.runtime import ColdStore, RuntimeConfig
 from worldserve.settings import default_instances
 from worldserve.supervisor import SupervisorConfig
-from worldserve.validate import Finding, Needs, passed, validate
+from worldserve.validate import Finding, Needs, Port, passed, validate
 
 __all__ = ["size_bytes", "up", "validate_env"]
 
@@ -37,6 +37,12 @@ Host = Annotated[
 HttpPort = Annotated[int, typer.Option(min=0, max=65535, help="HTTP; 0 is any free port.")]
 GrpcPort = Annotated[int, typer.Option(min=0, max=65535, help="gRPC; 0 is any free port.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Metrics; 0 is any free port.")]
+HealthPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port of /ready and /live; 0 is any free port.")
+]
+HealthHost = Annotated[
+    str | None, typer.Option(help="Address of /ready and /live (default: --host).")
+]
 Instances = Annotated[
     int | None,
     typer.Option(min=1, help="Instances of the world model (default: 2, or 1 on a single core)."),
@@ -95,12 +101,8 @@ def up(
     metrics_host: Annotated[
         str | None, typer.Option(help="Address of the metrics (default: as for HTTP).")
     ] = None,
-    health_host: Annotated[
-        str | None, typer.Option(help="Address of /ready and /live (default: --host).")
-    ] = None,
-    health_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of /ready and /live; 0 is any free port.")
-    ] = 8003,
+    health_host: HealthHost = None,
+    health_port: HealthPort = 8003,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM certificate of the gRPC endpoint.")
     ] = None,
@@ -190,7 +192,7 @@ def up(
         console,
     )
     if check:
-        findings = list(validate(_needs(config)))
+        findings = list(validate(_needs(config, health_host or host, health_port)))
         if not passed(findings):
             _report(console, findings)
             raise typer.Exit(1)
@@ -214,6 +216,8 @@ def validate_env(
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 8001,
     metrics_port: MetricsPort = 8002,
+    health_host: HealthHost = None,
+    health_port: HealthPort = 8003,
 ) -> None:
     """Look whether this machine can serve, and say for each fault how to mend it."""
     console = Console(soft_wrap=True)
@@ -233,7 +237,7 @@ def validate_env(
         )
 
     config = _configure(configure, console)
-    findings = list(validate(_needs(config)))
+    findings = list(validate(_needs(config, health_host or host, health_port)))
     _report(console, findings)
     raise typer.Exit(0 if passed(findings) else 1)
 
@@ -304,7 +308,7 @@ def _cache_dir() -> Path:
     return Path(root) / "ctrlcache"
 
 
-def _needs(config: RuntimeConfig) -> Needs:
+def _needs(config: RuntimeConfig, health_host: str, health_port: int) -> Needs:
     directories = [config.warm_dir, config.run_dir]
     if config.cold == "embedded":
         directories.append(config.objects_dir)
@@ -313,8 +317,12 @@ def _needs(config: RuntimeConfig) -> Needs:
         shm=config.shm,
         shm_bytes=int(config.parameters["hot_size_bytes"]),
         directories=tuple(path for path in directories if path is not None),
-        host=config.host,
-        ports=(config.http_port, config.grpc_port, config.metrics_port),
+        ports=(
+            Port("--http-port", config.servers.http, config.http_port),
+            Port("--grpc-port", config.servers.grpc, config.grpc_port),
+            Port("--metrics-port", config.servers.metrics, config.metrics_port),
+            Port("--health-port", health_host, health_port),
+        ),
         instances=config.instances or 1,
     )
 
