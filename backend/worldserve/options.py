@@ -37,7 +37,8 @@ class ServeOptions:
     Sessions: session_ttl_s is how long one lives without a request; longer than the batcher's idle
     time. session_displace_s: how long until it may be displaced by a new one where all places are
     taken. max_sessions: 0 for as many as fit. history_frames: kept of each. recall_contexts:
-    presents kept assembled in each instance.
+    presents kept assembled in each instance. resume: whether slices and tokens that are stored are
+    used; without, a session has what it assembled itself, and encodes all else again.
 
     Batches: batch_wait_ms is how long a request that must be computed waits for another session's,
     while several are active; most_in_batch: requests in one.
@@ -82,6 +83,7 @@ class ServeOptions:
     max_sessions: int = 0
     history_frames: int = 256
     recall_contexts: int = 16
+    resume: bool = True
     batch_wait_ms: float = 2.0
     most_in_batch: int = 16
     background: bool = True

@@ -74,16 +74,25 @@ def _stretch(session: Session, first: int) -> int:
 class Recall:
     """Presents of one model by context digest; the most recently used `most` stay assembled.
 
+    resume: whether what is stored may be used, and what another session assembled. Without, only
+    predicted frames' tokens are read, where their past is not at hand any more.
+
     Safe in several threads. Two threads may compute the same present at the same time; the result
     is the same.
     """
 
     def __init__(
-        self, model: WorldModel, blobs: Blobs, most: int = 16, features: Features | None = None
+        self,
+        model: WorldModel,
+        blobs: Blobs,
+        most: int = 16,
+        features: Features | None = None,
+        resume: bool = True,
     ) -> None:
         self._model = model
+        self.resume = resume
         self.alone = Features(model)
-        self.features = features or self.alone
+        self.features = features if features is not None and resume else self.alone
         self._blobs = blobs
         self._most = most
         self._ready: OrderedDict[bytes, Present] = OrderedDict()
@@ -92,20 +101,25 @@ class Recall:
         self._growing = threading.Lock()
         self._step_ms = 1.0
 
-    def known(self, context: bytes) -> Present | None:
-        """The assembled present of `context`, where it is at hand."""
+    def known(self, session: Session, context: bytes) -> Present | None:
+        """The assembled present of `context`, where it is at hand for this session."""
+        name = self._name(session, context)
         with self._lock:
-            found = self._ready.get(context)
+            found = self._ready.get(name)
             if found is not None:
-                self._ready.move_to_end(context)
+                self._ready.move_to_end(name)
             return found
 
-    def keep(self, context: bytes, present: Present) -> None:
+    def keep(self, session: Session, context: bytes, present: Present) -> None:
+        name = self._name(session, context)
         with self._lock:
-            self._ready[context] = present
-            self._ready.move_to_end(context)
+            self._ready[name] = present
+            self._ready.move_to_end(name)
             while len(self._ready) > self._most:
                 self._ready.popitem(last=False)
+
+    def _name(self, session: Session, context: bytes) -> bytes:
+        return context if self.resume else session.key + context
 
     def present(
         self,
@@ -121,7 +135,7 @@ class Recall:
         frame on, nothing that others computed is used. InvalidInput where the history does not
         reach back far enough to compute it exactly.
         """
-        found = self.known(session.context) if alone_from is None else None
+        found = self.known(session, session.context) if alone_from is None else None
         if found is not None:
             return found, []
         walk = _Walk(self, session, fresh or {}, alone_from)
@@ -133,7 +147,7 @@ class Recall:
             frames = _stretch(session, index)
             present = self._absorb(session, index, frames, present, conditioning, walk, made)
             index += frames
-        self.keep(session.context, present)
+        self.keep(session, session.context, present)
         return present, [item for item, at in made if at >= walk.exact_from] + walk.made
 
     def restorable(self, session: Session) -> bool:
@@ -144,17 +158,19 @@ class Recall:
             return True
         oldest = session.first + self._model.spec.window - 1
         within = range(session.present, oldest - 1, -1)
-        if any(self.known(session.context_at(index)) is not None for index in within):
+        if any(self.known(session, session.context_at(at)) is not None for at in within):
             return True  # its slices were stored when it was computed
         walk = _Walk(self, session, {}, None)
         return any(walk.reaches_from(index) for index in within)
 
-    def grown(self, present: Present, made: Float, tokens: Float, context: bytes) -> None:
-        """Keep the present of `context`, one predicted frame on: `made` is the slice of the frame
+    def grown(
+        self, session: Session, present: Present, made: Float, tokens: Float, context: bytes
+    ) -> None:
+        """Keep the session's present of `context`, one predicted frame on: `made` is the slice of the frame
         that was left, `tokens` the prediction."""
         with self._growing:
             memory = self._model.extend(present.memory, made)
-        self.keep(context, Present(memory, tokens))
+        self.keep(session, context, Present(memory, tokens))
 
     def _absorb(
         self,
@@ -228,7 +244,7 @@ class _Walk:
         oldest = session.present - (spec.window - 1) - (spec.receptive_field - 1)
         for index in range(session.present, max(oldest, session.first) - 1, -1):
             if index < self._alone_from:
-                known = self._recall.known(session.context_at(index))
+                known = self._recall.known(session, session.context_at(index))
                 if known is not None:
                     return index, known
             present = self._assembled(index)
@@ -312,7 +328,8 @@ class _Walk:
     def _slice(self, index: int) -> Float | None:
         if index not in self._slices:
             # A slice belongs to what follows it: it was made when its frame was left.
-            self._slices[index] = self._stored(self._session.slice_at(index), index + 1)
+            id = self._session.slice_at(index)
+            self._slices[index] = self._stored(id, index + 1) if self._recall.resume else None
         return self._slices[index]
 
     def _stored(self, id: bytes, index: int) -> Float | None:
@@ -334,7 +351,8 @@ class _Walk:
     def _embed(self, indices: list[int]) -> None:
         missing = []
         for index in indices:
-            tokens = self._stored(tokens_id(self._session.context_at(index)), index)
+            id = tokens_id(self._session.context_at(index))
+            tokens = self._stored(id, index) if self._recall.resume else None
             if tokens is None:
                 missing.append(index)
             else:

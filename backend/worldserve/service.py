@@ -122,7 +122,9 @@ class WorldService:
             open_levels(options, config, provenance, on_event),
             lambda work: self.background.submit(Urgency.LATER, lambda _: work()),
         )
-        recall = Recall(self.model, self.cache, options.recall_contexts, self._features)
+        recall = Recall(
+            self.model, self.cache, options.recall_contexts, self._features, options.resume
+        )
         inheritance = Inheritance(trust, migration, spec.state_scale, config.trust.max_error)
         self._templates = TaskTemplates(
             open_cold_store(config.cold, provenance, on_event),

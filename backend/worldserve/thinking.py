@@ -86,7 +86,7 @@ class Thinking:
             self._bench.keeper.admit(couplet)
         if made:
             self._background.submit(Urgency.KEEP, lambda _: self._bench.keep(made))
-        if recall.known(turn.after.context) is None:
+        if recall.known(turn.after, turn.after.context) is None:
             found = answer.couplet.id if answer is not None and answer.exact else None
             self._background.submit(
                 Urgency.COMMIT,
@@ -111,9 +111,9 @@ class Thinking:
             return []  # so many steps at once that the first has left the history
         after, tokens = turn.after.context_at(index), couplet.tokens[0]
         if present is None:
-            present = recall.known(here.context)
+            present = recall.known(here, here.context)
         if present is not None:
-            recall.grown(present, couplet.slice, tokens, after)
+            recall.grown(turn.after, present, couplet.slice, tokens, after)
         return [
             Made(slice_id(here.context, turn.plan[0]), couplet.slice, recall.replay_ms),
             Made(tokens_id(after), tokens, couplet.cost_ms / len(turn.plan)),

@@ -136,6 +136,38 @@ def test_the_cached_server_hits_what_was_asked(client, clip, truth):
     assert [reply.tier for reply in rows[1]] == ["hot"] * 9
 
 
+def encoding_ms(client, clip, name):
+    """What encoding took in a new question, of the second to fourth session on the same video."""
+    took = []
+    for number in range(4):
+        play = RIVALS[name].begin(client, clip, None, 0.0)
+        play.ask(dataclasses.replace(OPEN, control=(0.1 * number, -0.5)))
+        play.settle()
+        asked = play.ask(Action("jump", "probe", (0.1 * number, 0.5), 0))
+        assert asked.tier == "none"
+        assert asked.stages_ms[1] < 1  # the session's own memory is there
+        found = play.ask(Action("repeat", "probe", (0.1 * number, 0.5), 0))
+        assert found.tier == "hot"
+        play.close()
+        again = RIVALS[name].begin(client, clip, None, 0.0)
+        reply = again.ask(dataclasses.replace(OPEN, control=(0.1 * number, 0.9)))
+        assert reply.tier == "none"
+        took.append(reply.stages_ms[1])
+        again.close()
+    return float(np.median(took))
+
+
+def test_no_resume_encodes_again_what_trust_remembers(client, clip, start_tiny):
+    """A second session on the same video: its frames are encoded again; couplets are still hit."""
+    other = start_tiny(parameters=RIVALS["no-resume"].settings)
+    import tritonclient.grpc as grpcclient
+
+    with grpcclient.InferenceServerClient(other.endpoints.grpc) as there:
+        again_ms = encoding_ms(there, clip, "no-resume")
+    known_ms = encoding_ms(client, clip, "trust")
+    assert again_ms > 3 * known_ms
+
+
 def test_what_was_played_is_kept(clip, tmp_path):
     """A rival's sessions lie on disk afterwards, judged against the reference; a second run plays
     nothing again."""

@@ -231,6 +231,25 @@ def test_a_second_session_on_the_same_clip_encodes_nothing(serve):
     assert got["CACHE_TIER"][0] == b"hot"
 
 
+def test_without_resume_a_known_context_is_encoded_again(serve):
+    """Neither stored slices and tokens nor another session's memory; the session's own stays."""
+    model = TinyWorldModel()
+    client, frames, steps = serve(model=model, resume="false"), clip(9), controls(8)
+    client.ask(np.vstack([steps, HELD]), "a", frames=frames, start=True)
+    client.service.drain()
+    counts = counting(model)
+    got = client.ask(np.vstack([steps, -HELD]), "b", frames=frames, start=True)
+    assert counts["embed"] > 0
+    assert counts["absorb"] > 0
+    assert equal(got, Truth(frames, steps).predict(-HELD))
+    # Couplets are not slices: they are found.
+    assert client.ask(HELD, "b")["CACHE_TIER"][0] == b"hot"
+    counts.update(embed=0, absorb=0)
+    got = client.ask(HELD / 2, "b")
+    assert (counts["embed"], counts["absorb"]) == (0, 0)
+    assert equal(got, Truth(frames, steps).predict(HELD / 2))
+
+
 def test_scrubbing_encodes_nothing(serve):
     """Back and forth through the history, each present is put together from what is kept."""
     model = TinyWorldModel()

@@ -71,15 +71,17 @@ moves = st.lists(
 )
 
 
-@pytest.fixture(scope="module", params=["256", "8"])
+@pytest.fixture(scope="module", params=[("256", "true"), ("8", "true"), ("256", "false")])
 def service(request, tmp_path_factory):
-    """With a long and with a very short history."""
+    """With a long history, with a very short one, and with nothing of it used that is stored."""
+    history, resume = request.param
     shm = Path(f"/dev/shm/ctrlcache-test-walks-{os.getpid()}")
     settings = {
         "world_model_class": TINY,
         "shm_dir": str(shm),
         "hot_size_bytes": "128MiB",
-        "history_frames": request.param,
+        "history_frames": history,
+        "resume": resume,
     }
     service = WorldService(settings, tmp_path_factory.mktemp("w"), model=TinyWorldModel())
     service.cache._policy = Loose()
