@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -43,7 +44,7 @@ __all__ = [
 
 ADAPTER = "adapter.safetensors"
 REFERENCE = "worldserve.models.reference:ReferenceWorldModel.load"
-_SUITES, _PROBE_RADII = ["kitchen"], [0.1]
+_SUITES, _PROBE_RADII = ["kitchen", "inspection", "edudemo"], [0.1]
 _PER_CLIP = 8  # contexts of one clip, about a second apart: nearly independent scenes
 
 
@@ -56,12 +57,14 @@ def collect(
     migration: Migration | None = None,
     frames_every: int = 4,
     per_clip: int = _PER_CLIP,
+    families: Mapping[str, str] = MappingProxyType({}),
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[float, Pairs]:
     """Pairs per probe radius, from up to `contexts` contexts of `clips`.
 
-    frames_every: frames are generated and compared in every n-th context; 0: never.
+    frames_every: frames are generated and compared in every n-th context; 0: never. families: of
+    a clip by its operation (`Pairs.family`).
     """
     rng = np.random.default_rng(seed)
     parts: dict[float, list[Pairs]] = {r: [] for r in sampling.probe_radii}
@@ -72,7 +75,10 @@ def collect(
         psnr = _frames_psnr(model, around) if with_frames else None
         for radius in sampling.probe_radii:
             parts[radius].append(
-                pairs_of(around, number, radius, model.spec.state_scale, migration, psnr)
+                replace(
+                    pairs_of(around, number, radius, model.spec.state_scale, migration, psnr),
+                    family=np.full(len(around.answers), families.get(present.operation, "")),
+                )
             )
         advance()
     if not any(parts.values()):
@@ -119,6 +125,7 @@ def calibrate_model(
     budgets: Sequence[float] = BUDGETS,
     migration: Migration | None = None,
     frames_every: int = 4,
+    families: Mapping[str, str] = MappingProxyType({}),
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[TrustModel, dict[float, float]]:
@@ -128,6 +135,7 @@ def calibrate_model(
     clips for the coverage table; without them a third of `clips` is set aside. aged_on: clips to
     find out what probes are worth some frames later; without them, nothing is lent from one frame
     to the next, and no frames are drawn. contexts_apart: of either of these, `contexts` by default.
+    families: of a clip by its operation; the bound must hold in each of them.
     """
     how = sampling or Sampling()
     apart_contexts = contexts if contexts_apart is None else contexts_apart
@@ -140,6 +148,7 @@ def calibrate_model(
         how,
         migration=move,
         frames_every=frames_every,
+        families=families,
         seed=seed,
         advance=advance,
     )
@@ -152,6 +161,7 @@ def calibrate_model(
             how,
             migration=move,
             frames_every=0,
+            families=families,
             seed=seed + 1,
             advance=advance,
         )
@@ -180,6 +190,7 @@ def calibrate_model(
             trust,
             move,
             sampling=replace(AGEING, horizon=how.horizon),
+            families=families,
             seed=seed + 2,
             advance=advance,
         )
@@ -275,6 +286,7 @@ def model_command(
                 sampling=sampling,
                 delta=delta,
                 migration=moved,
+                families={o.name: s.name for s in suites for o in s.operations},
                 advance=lambda: progress.advance(bar),
             )
         path = trust_path(weights)

@@ -8,8 +8,9 @@ the hand are compared with what the old slope makes of the exact answer at the h
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ def collect_ages(
     ages: int = 3,
     sampling: Sampling = AGEING,
     drawn: int = 2,
+    families: Mapping[str, str] = MappingProxyType({}),
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Pairs]:
@@ -68,6 +70,7 @@ def collect_ages(
 
     trust: what is beyond the radius of a couplet, counted from where it was probed, is left out, as
     nothing is lent there. drawn: in each context and age, frames are drawn for so many queries.
+    families: of a clip by its operation.
     """
     rng = np.random.default_rng(seed)
     parts: list[list[Pairs]] = [[] for _ in range(ages + 1)]
@@ -80,7 +83,9 @@ def collect_ages(
         for age, stage in enumerate(_stages(model, present, control, ages, observed, rng)):
             queries = probed.within(stage, around(stage.control, rng, sampling))
             if len(queries):
-                parts[age].append(probed.pairs(stage, number, queries, drawn))
+                pairs = probed.pairs(stage, number, queries, drawn)
+                family = np.full(len(pairs), families.get(present.operation, ""))
+                parts[age].append(replace(pairs, family=family))
         advance()
     if not parts[0]:
         raise CalibrationError("there are no clips to calibrate on")

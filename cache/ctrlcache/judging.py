@@ -1,9 +1,9 @@
 """Pairs of a couplet and a query nearby, and whether bounds on their errors hold in all groups.
 
 What must hold is not coverage over all pairs but over the uses that a budget *accepts*, in every
-distance bin, every curvature third and both kinds of direction. Pairs of one context are no
-independent samples: the finite-sample correction (v m + 1) / (m + 1) of a share v counts the m
-contexts, not the pairs.
+distance bin, every curvature third, both kinds of direction and every family of scenes. Pairs of
+one context are no independent samples: the finite-sample correction (v m + 1) / (m + 1) of a share
+v counts the m contexts, not the pairs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Pairs:
     Euclidean, between the controls. main_axis: share of the squared distance along its largest
     component, 1 for a change of one axis only. error: true relative state error of the migrated
     couplet (`scores.relative_error`). psnr_db: of the couplet's frames against the query's own, the
-    worst frame of the horizon; NaN where no frames were made.
+    worst frame of the horizon; NaN where no frames were made. family: of the scene, such as the
+    suite it is from; empty where there is none.
     """
 
     context: Ints
@@ -62,6 +63,11 @@ class Pairs:
     main_axis: Double
     error: Double
     psnr_db: Double
+    family: NDArray[np.str_] | None = None
+
+    def __post_init__(self) -> None:
+        if self.family is None:
+            object.__setattr__(self, "family", np.full(len(self.context), ""))
 
     def __len__(self) -> int:
         return len(self.context)
@@ -77,17 +83,22 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of a pair: everything (0), a distance bin, a curvature third, a direction."""
+    """The groups of a pair: everything (0), a distance bin, a curvature third, a direction, and the
+    family of its scene where there are several."""
 
     edges: Double  # of the distance bins
     thirds: Double  # of curvature
+    families: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, pairs: Pairs, least_contexts: int = 0) -> Groups:
         """As many distance bins as have `least_contexts` contexts each."""
         thirds = np.quantile(pairs.curvature, (1 / 3, 2 / 3))
+        found = tuple(str(family) for family in np.unique(_families(pairs)))
+        families = found if len(found) > 1 else ()
         for bins in _DISTANCE_BINS:
-            groups = cls(np.quantile(pairs.distance, np.linspace(0, 1, bins + 1)), thirds)
+            edges = np.quantile(pairs.distance, np.linspace(0, 1, bins + 1))
+            groups = cls(edges, thirds, families)
             everyone = np.zeros(len(pairs))
             tally = tally_of(pairs, groups.membership(pairs), len(groups.names), everyone, np.inf)
             if tally.contexts[1 : 1 + bins].min() >= least_contexts:
@@ -102,16 +113,26 @@ class Groups:
     def names(self) -> list[str]:
         spans = itertools.pairwise(self.edges)
         distances = [f"distance {a:.3f}-{b:.3f}" for a, b in spans]
-        return ["all", *distances, *(f"curvature {c}" for c in _CURVATURES), *_DIRECTIONS]
+        touchy = (f"curvature {c}" for c in _CURVATURES)
+        return ["all", *distances, *touchy, *_DIRECTIONS, *self.families]
 
     def membership(self, pairs: Pairs) -> Ints:
-        """(4, n): group numbers of each pair."""
+        """(4 or 5, n): group numbers of each pair."""
         near = np.searchsorted(self.edges[1:-1], pairs.distance, side="left")
         calm = np.searchsorted(self.thirds, pairs.curvature, side="left")
         everything = np.zeros(len(pairs), dtype=np.int64)
         across = 1 + self.bins + len(_CURVATURES) + (pairs.main_axis < _ONE_AXIS)
-        groups: Ints = np.stack([everything, 1 + near, 1 + self.bins + calm, across])
+        rows = [everything, 1 + near, 1 + self.bins + calm, across]
+        if self.families:
+            place = np.searchsorted(self.families, _families(pairs))
+            rows.append(len(self.names) - len(self.families) + place)
+        groups: Ints = np.stack(rows)
         return groups
+
+
+def _families(pairs: Pairs) -> NDArray[np.str_]:
+    assert pairs.family is not None  # Pairs sees to it
+    return pairs.family
 
 
 class Tally(NamedTuple):

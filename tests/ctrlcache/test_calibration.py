@@ -258,3 +258,22 @@ def test_joined_pairs_keep_their_rows() -> None:
     again = both.take(both.context >= 20)
     assert (again.error == b.error).all()
     assert len(both) == len(a) + len(b)
+
+
+def test_every_family_of_scenes_must_hold() -> None:
+    """A tenth of the scenes errs thirty times as much; told apart, they get the promise, too."""
+
+    def mixed(seed: int, contexts: int, told: bool) -> Pairs:
+        pairs = make_pairs(seed, contexts=contexts)
+        rough = pairs.context % 10 == 0
+        error = np.where(rough, 30.0, 1.0) * pairs.error
+        family = np.where(rough, "rough", "calm") if told else None
+        return dataclasses.replace(pairs, error=error, family=family)
+
+    def share_of_rough(trust: TrustModel) -> float:
+        rows = coverage(trust, mixed(2, 3_000, told=True))
+        return max(r.share for r in rows if r.group == "rough" and r.contexts >= 200)
+
+    blind, told = (fitted(mixed(1, 2_000, told)) for told in (False, True))
+    assert share_of_rough(blind) > 2 * blind.delta
+    assert share_of_rough(told) <= 1.1 * told.delta

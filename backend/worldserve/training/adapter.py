@@ -28,7 +28,7 @@ from worldserve.neighbourhood import ClipLike, Sampling, neighbourhood, presents
 
 __all__ = ["AdapterConfig", "PairSet", "adapter_path", "command", "generate_pairs", "train_adapter"]
 
-_SUITES = ["kitchen"]
+_SUITES = ["kitchen", "inspection", "edudemo"]
 _LEAST_PAIRS = 100_000
 _NEAR = 0.02  # pairs nearer than this weigh no more than if they were this far apart
 
