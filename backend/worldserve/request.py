@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ctrlcache.errors import InvalidInput
 from worldserve.images import decode_frames, measure_frames, resize_frames
 from worldserve.models.protocol import ModelSpec, Pixels, Rendering
+from worldserve.parameters import choice, flag, integer, number, session_id, text
 from worldserve.rendering import parse_rendering
 
 __all__ = [
@@ -106,7 +107,7 @@ class RequestLimits:
 @dataclass(frozen=True)
 class RawRequest:
     """As it came. timeout_s: how long the caller waits, None where he did not say. request_id: the
-    caller's name for it, for the log."""
+    caller's name for it, for the log. traced: the `traceparent` of its span, "" without one."""
 
     inputs: Mapping[str, NDArray[Any]]
     parameters: Mapping[str, Any]
@@ -117,6 +118,7 @@ class RawRequest:
     timeout_s: float | None = None
     cancelled: Cancelled = _never
     request_id: str = ""
+    traced: str = ""
     arrived_s: float = field(default_factory=time.perf_counter)
 
 
@@ -170,13 +172,13 @@ def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Re
             raise InvalidInput(
                 f"parameter {name[:80]!r} is not known; known: {', '.join(_PARAMETERS)}"
             )
-    if _flag(parameters, "canary"):
+    if flag(parameters, "canary"):
         return _canary(raw, spec)
     start = raw.start
-    mode: Any = _choice(parameters, "mode", get_args(Mode))
-    cache: Any = _choice(parameters, "cache", get_args(CacheMode))
-    frame = _integer(parameters, "frame", 0, 2**62)
-    resume, fork_of = (_session_id(parameters, name) for name in ("resume", "fork_of"))
+    mode: Any = choice(parameters, "mode", get_args(Mode))
+    cache: Any = choice(parameters, "cache", get_args(CacheMode))
+    frame = integer(parameters, "frame", 0, 2**62)
+    resume, fork_of = (session_id(parameters, name) for name in ("resume", "fork_of"))
     if (mode == "seek") != (frame is not None):
         raise InvalidInput(
             "parameter 'frame' (index in the session's history) and mode 'seek' need each other, "
@@ -192,8 +194,8 @@ def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Re
         raise InvalidInput(f"CONTROL is required: FP32 of shape [K, {spec.control_dim}], got none")
     sample_times = _times(arrays, "CONTROL_TIMES", "row of CONTROL", len(samples))
     horizon = _horizon(arrays, spec, limits)
-    max_error = _number(parameters, "max_error", 0.0)
-    texts = {name: _text(parameters, name) for name in _MAX_TEXT}
+    max_error = number(parameters, "max_error", 0.0)
+    texts = {name: text(parameters, name, most) for name, most in _MAX_TEXT.items()}
     # Last, because it is the costly part.
     frames = _frames(arrays, spec, limits)
     frame_times = _times(arrays, "FRAME_TIMES", "frame", len(frames))
@@ -217,13 +219,13 @@ def parse_request(raw: RawRequest, spec: ModelSpec, limits: RequestLimits) -> Re
         cache=cache,
         prompt=texts["prompt"],
         view=texts["view"],
-        seed=_integer(parameters, "seed", 0, 2**62) or 0,
+        seed=integer(parameters, "seed", 0, 2**62) or 0,
         rendering=parse_rendering(parameters, spec, limits.rendering),
         resume=resume,
         fork_of=fork_of,
         tenant=texts["tenant"] or "",
         device=texts["device"],
-        drain=_flag(parameters, "drain"),
+        drain=flag(parameters, "drain"),
         task=texts["task"] or "",
         templates=_templates(arrays, spec.control_dim),
         outputs=raw.outputs & frozenset(OUTPUTS),
@@ -253,8 +255,8 @@ def _canary(raw: RawRequest, spec: ModelSpec) -> Request:
 
 def parse_cold(parameters: Mapping[str, Any]) -> tuple[str, float]:
     """What the cold step needs of a request's parameters: (task, seconds to wait for it)."""
-    texts = {name: _text(parameters, name) for name in ("task", "prompt")}
-    wait_ms = _number(parameters, "cold_wait_ms", 0.0) or 0.0
+    texts = {name: text(parameters, name, _MAX_TEXT[name]) for name in ("task", "prompt")}
+    wait_ms = number(parameters, "cold_wait_ms", 0.0) or 0.0
     if wait_ms > _MAX_WAIT_MS:
         raise InvalidInput(
             f"parameter 'cold_wait_ms' must be at most {_MAX_WAIT_MS}, got {wait_ms}"
@@ -363,84 +365,3 @@ def _horizon(arrays: Mapping[str, NDArray[Any]], spec: ModelSpec, limits: Reques
     if not 1 <= horizon <= spec.max_horizon:
         raise InvalidInput(f"HORIZON must be from 1 to {spec.max_horizon}, got {horizon}")
     return horizon
-
-
-# --- parameters -----------------------------------------------------------------------------------
-
-
-def _choice(parameters: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
-    value = parameters.get(name, known[0])
-    if value not in known:
-        raise InvalidInput(f"parameter {name!r} must be one of {', '.join(known)}, got {value!r}")
-    return str(value)
-
-
-def _number(parameters: Mapping[str, Any], name: str, least: float) -> float | None:
-    value = parameters.get(name)
-    if value is None:
-        return None
-    try:
-        # Older gRPC clients cannot send a float: a text of one is as good.
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= least):
-        raise InvalidInput(
-            f"parameter {name!r} must be a finite number of at least {least:g}, got {value!r}"
-        )
-    return number
-
-
-def _integer(parameters: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    value = parameters.get(name)
-    if value is None:
-        return None
-    whole: int | None = None
-    if isinstance(value, int) and not isinstance(value, bool):
-        whole = value
-    elif isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        whole = int(value)
-    if whole is None or not least <= whole <= most:
-        raise InvalidInput(
-            f"parameter {name!r} must be a whole number from {least} to {most}, got {value!r}"
-        )
-    return whole
-
-
-def _session_id(parameters: Mapping[str, Any], name: str) -> CorrelationId | None:
-    value = parameters.get(name)
-    if value is None:
-        return None
-    is_id = isinstance(value, int) or (isinstance(value, str) and _plain(value))
-    if isinstance(value, bool) or not is_id or value in ("", 0) or len(str(value)) > 128:
-        raise InvalidInput(
-            f"parameter {name!r} must be the id of a session, a number or a text, got {value!r}"
-        )
-    return int(value) if isinstance(value, int) else str(value)
-
-
-def _text(parameters: Mapping[str, Any], name: str) -> str | None:
-    value = parameters.get(name)
-    if value is None:
-        return None
-    most = _MAX_TEXT[name]
-    if not isinstance(value, str) or len(value) > most or not _plain(value):
-        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
-        raise InvalidInput(
-            f"parameter {name!r} must be a text of at most {most} characters, got {shown}"
-        )
-    return value
-
-
-def _plain(text: str) -> bool:
-    """Can be written as UTF-8, and holds no NUL."""
-    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _flag(parameters: Mapping[str, Any], name: str) -> bool:
-    value = parameters.get(name, False)
-    if value in (True, "true"):
-        return True
-    if value in (False, "false"):
-        return False
-    raise InvalidInput(f"parameter {name!r} must be true or false, got {value!r}")

@@ -28,7 +28,9 @@ from worldcache.reuse_calibration import ReuseCalibration, reuse_path
 from worldcache.running import Reuse
 from worldcache.steps import Policy, Reuses
 from worldcache.weights import WeightSettings
-from worldserve.calibrate import explained
+from worldserve.calibrate import explained, interleave
+from worldserve.data.dataset import clips
+from worldserve.data.suites import get_suite
 from worldserve.models import stepping
 from worldserve.models.generator import NOISE
 from worldserve.models.protocol import Float, Pixels, RolloutInput
@@ -174,9 +176,12 @@ def reuse_command(
     weights: Annotated[
         Path, typer.Option(help="Directory of the weights; reuse.json goes there.")
     ] = Path("model_repository/world_model/1"),
-    data: Annotated[Path, typer.Option(help="Directory of held-out clips (.npz).")] = Path(
-        "client_examples/clips"
-    ),
+    data: Annotated[
+        Path, typer.Option(help="Directory of held-out clips (.npz); root of the suites.")
+    ] = Path("client_examples/clips"),
+    suite: Annotated[
+        list[str], typer.Option(help="Suite, on its validation episodes; several for several.")
+    ] = [],  # noqa: B006 - typer copies it
     steps: Annotated[
         list[int], typer.Option(help="Steps of the generator; several times for several.")
     ] = _STEPS,
@@ -193,7 +198,7 @@ def reuse_command(
         for count in steps:
             if not 2 <= count <= model.spec.max_steps:
                 raise ValueError(f"steps must be from 2 to {model.spec.max_steps}, got {count}")
-        found = cases_of(model, clips_in(data), cases)
+        found = cases_of(model, _validation(data, suite) if suite else clips_in(data), cases)
         console = Console()
         columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=console) as progress:
@@ -214,6 +219,10 @@ class _Clip:
     prompt: str = ""
     view: str = ""
     operation: str = ""
+
+
+def _validation(root: Path, names: Sequence[str]) -> Iterable[ClipLike]:
+    return interleave([clips(root, get_suite(name), "validation") for name in names])
 
 
 def clips_in(directory: Path) -> Iterable[ClipLike]:
