@@ -260,7 +260,8 @@ def model_command(
         suites = [get_suite(name) for name in suite]
 
         def of(split: str) -> Iterable[ClipLike]:
-            return interleave([clips(data, s, split) for s in suites])
+            views = [(s, camera) for s in suites for camera in range(len(s.cameras))]
+            return interleave([clips(data, s, split, camera) for s, camera in views])
 
         adapter = None
         if migration == "adapter":

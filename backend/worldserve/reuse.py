@@ -222,7 +222,9 @@ class _Clip:
 
 
 def _validation(root: Path, names: Sequence[str]) -> Iterable[ClipLike]:
-    return interleave([clips(root, get_suite(name), "validation") for name in names])
+    suites = [get_suite(name) for name in names]
+    views = [(suite, camera) for suite in suites for camera in range(len(suite.cameras))]
+    return interleave([clips(root, suite, "validation", camera) for suite, camera in views])
 
 
 def clips_in(directory: Path) -> Iterable[ClipLike]:
