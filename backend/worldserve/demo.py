@@ -29,11 +29,12 @@ from rich.live import Live
 from ctrlcache.errors import ConfigError, CtrlCacheError
 from worldserve.demo_chart import chart
 from worldserve.demo_checks import Played, Step, summarise
-from worldserve.demo_client import Answer, Session
+from worldserve.demo_client import Session
 from worldserve.demo_pictures import film, sheet
 from worldserve.demo_report import interaction_table, print_summary
 from worldserve.demo_script import Interaction, Scene, load_scene, script
 from worldserve.runtime import Runtime, RuntimeConfig
+from worldserve.sequence_client import Reply
 from worldserve.settings import free_ports
 
 __all__ = ["main", "play"]
@@ -46,13 +47,13 @@ _PORTS = (8000, 8001, 8002)
 def play(client: Any, scene: Scene, pause_s: float, max_error: float, console: Console) -> Played:
     """Play a scene on both sessions; the table grows meanwhile."""
     interactions = script(scene)
-    cached: list[Answer] = []
-    plain: list[Answer] = []
+    cached: list[Reply] = []
+    plain: list[Reply] = []
     # The last question asks for what each session remembers, past any cache.
     question = Interaction("question", scene.controls[scene.present :][:1])
     with Live(console=console, auto_refresh=False) as live:
 
-        def run(answers: list[Answer], **parameters: Any) -> Answer:
+        def run(answers: list[Reply], **parameters: Any) -> Reply:
             session = Session(client, scene.prompt, **parameters)
             for interaction in interactions:
                 answers.append(session.ask(interaction))

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctrlcache.scores import relative_error
-from worldserve.demo_client import Answer
 from worldserve.demo_script import HORIZON, Interaction, Scene
+from worldserve.sequence_client import Reply
 
 __all__ = ["Percentiles", "Played", "Step", "Summary", "summarise"]
 
@@ -24,8 +24,8 @@ class Step:
     """One interaction, as the cached session and its twin without a cache answered it."""
 
     interaction: Interaction
-    cached: Answer
-    plain: Answer
+    cached: Reply
+    plain: Reply
 
 
 @dataclass(eq=False)
@@ -37,8 +37,8 @@ class Played:
 
     scene: Scene
     steps: list[Step] = field(default_factory=list)
-    last: tuple[Answer, Answer] | None = None
-    second: Answer | None = None
+    last: tuple[Reply, Reply] | None = None
+    second: Reply | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Percentiles:
     total_ms: float
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> Percentiles:
+    def of(cls, answers: Sequence[Reply]) -> Percentiles:
         took = [answer.latency_ms for answer in answers]
         return cls(
             float(np.percentile(took, 50)), float(np.percentile(took, 99)), float(np.sum(took))
@@ -138,7 +138,7 @@ def _faults(played: Played, scale: NDArray[np.float32]) -> list[str]:
     return faults
 
 
-def _incomplete(answer: Answer, scene: Scene) -> list[str]:
+def _incomplete(answer: Reply, scene: Scene) -> list[str]:
     faults = []
     if answer.frames is None or len(answer.frames) != HORIZON:
         faults.append("predicted frames are missing")
@@ -153,7 +153,7 @@ def _incomplete(answer: Answer, scene: Scene) -> list[str]:
     return faults
 
 
-def _same(one: Answer, other: Answer) -> bool:
+def _same(one: Reply, other: Reply) -> bool:
     return np.array_equal(one.states, other.states) and np.array_equal(one.frames, other.frames)
 
 

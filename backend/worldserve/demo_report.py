@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from worldserve.demo_checks import Played, Step, Summary
-from worldserve.demo_client import Answer
 from worldserve.demo_script import Interaction
+from worldserve.sequence_client import Reply
 
 __all__ = ["interaction_table", "print_summary"]
 
@@ -21,8 +21,8 @@ _WIDE = 110  # columns of a terminal that holds every column of the table
 def interaction_table(
     title: str,
     interactions: Sequence[Interaction],
-    cached: Sequence[Answer],
-    plain: Sequence[Answer],
+    cached: Sequence[Reply],
+    plain: Sequence[Reply],
     width: int,
 ) -> Table:
     """Rows appear as answers come: first the cached session's, then its twin's beside them."""

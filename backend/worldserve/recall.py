@@ -166,8 +166,8 @@ class Recall:
     def grown(
         self, session: Session, present: Present, made: Float, tokens: Float, context: bytes
     ) -> None:
-        """Keep the session's present of `context`, one predicted frame on: `made` is the slice of the frame
-        that was left, `tokens` the prediction."""
+        """Keep the session's present of `context`, one predicted frame on: `made` is the slice of
+        the frame that was left, `tokens` the prediction."""
         with self._growing:
             memory = self._model.extend(present.memory, made)
         self.keep(session, context, Present(memory, tokens))

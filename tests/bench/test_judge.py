@@ -7,7 +7,7 @@ import pytest
 
 from worldserve.bench.judge import contradiction, judge, psnr_db, ssim
 from worldserve.bench.scoreboard import Played, scaled_deadline_ms, score, speed_up
-from worldserve.bench.wire import Reply
+from worldserve.sequence_client import Reply
 
 
 def reply(**changes) -> Reply:

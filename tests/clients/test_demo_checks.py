@@ -10,20 +10,21 @@ import pytest
 
 from worldserve.demo import PRESENTS
 from worldserve.demo_checks import Played, Step, summarise
-from worldserve.demo_client import Answer
 from worldserve.demo_script import HORIZON, load_scene, script
+from worldserve.sequence_client import Reply
 
 CLIPS = Path(__file__).resolve().parents[2] / "client_examples" / "clips"
 SCALE = np.ones(16, np.float32)
 
 
-def answer(seed: int, **changes) -> Answer:
+def answer(seed: int, **changes) -> Reply:
     """What a server might say: drawn from a seed, exact, computed."""
     draw = np.random.default_rng(seed)
-    made = Answer(
+    made = Reply(
         latency_ms=10.0,
         frames=draw.integers(0, 256, (HORIZON, 64, 64, 3), np.uint8),
         states=draw.standard_normal((HORIZON, 16)).astype(np.float32),
+        physics=np.zeros((HORIZON, 9), np.float32),
         tier="none",
         exact=True,
         bound=0.0,

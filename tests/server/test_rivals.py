@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctrlcache.errors import ConfigError
 from worldserve.bench.rivals import RIVALS, Stateful
-from worldserve.bench.runner import Plan, Session, play_rival
+from worldserve.bench.runner import Plan, Session, play_rival, to_play
 from worldserve.bench.scoreboard import load_played
+from worldserve.bench.servers import Servers
 from worldserve.bench.stores import DictStore, redis_missing, redis_server
 from worldserve.bench.workload import Action, Clip
 from worldserve.runtime import Runtime, RuntimeConfig, StartFailed
@@ -170,7 +172,7 @@ def test_no_resume_encodes_again_what_trust_remembers(client, clip, start_tiny):
 
 def test_what_was_played_is_kept(clip, tmp_path):
     """A rival's sessions lie on disk afterwards, judged against the reference; a second run plays
-    nothing again."""
+    nothing again. Rivals that leave the server's cache alone may share a server."""
     plan = Plan(
         REPOSITORY,
         tmp_path,
@@ -181,15 +183,26 @@ def test_what_was_played_is_kept(clip, tmp_path):
         settings=SETTINGS,
     )
     sessions = [Session(clip, user, "model", SESSION) for user in range(2)]
-    for name in ("stateful", "response"):
-        play_rival(RIVALS[name], sessions, plan)
+    acted, runs = [], []
+    with Servers(REPOSITORY, SETTINGS, clip, share=True) as servers:
+        for name in ("stateful", "response"):
+            play_rival(RIVALS[name], sessions, plan, servers, acted.append)
+            runs.append(servers.of(RIVALS[name]).run_id)
+        assert runs[0] == runs[1]
+        assert servers.of(RIVALS["no-thinking"]).run_id != runs[1]
+    assert len(acted) == 2 * 2 * len(SESSION)
     played = load_played(tmp_path, "response", "kitchen", "model")
     assert played is not None
     assert len(played.answers) == 18
     assert all(answer["error"] == 0 for answer in played.answers)
     assert sum(answer["tier"] == "response" for answer in played.answers) == 11
-    broken = dataclasses.replace(plan, repository=tmp_path / "nowhere")
-    play_rival(RIVALS["response"], sessions, broken)  # no server is needed any more
+    broken = Servers(tmp_path / "nowhere", SETTINGS, clip)
+    assert not to_play(RIVALS["response"], sessions, plan)
+    play_rival(RIVALS["response"], sessions, plan, broken)  # no server is needed any more
+    (tmp_path / "response" / f"{sessions[1].name}.json").unlink()
+    assert to_play(RIVALS["response"], sessions, plan)
+    with pytest.raises(ConfigError, match="nowhere"):
+        play_rival(RIVALS["response"], sessions, plan, broken)
 
 
 def test_tritons_own_response_cache_refuses_a_sequence_model(tmp_path):

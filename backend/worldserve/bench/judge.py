@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from ctrlcache.scores import relative_error
-from worldserve.bench.wire import Reply
 from worldserve.bench.workload import Controls, Pixels
+from worldserve.sequence_client import Reply
 
 __all__ = ["Judgement", "contradiction", "from_truth", "judge", "psnr_db", "ssim"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from worldserve.bench.report import SuiteReport
 from worldserve.bench.rivals import RIVALS
-from worldserve.bench.scoreboard import Played
+from worldserve.bench.scoreboard import Played, approximate
 
 if TYPE_CHECKING:
     from worldserve.bench.scale import Crowd, Sized
@@ -88,7 +88,7 @@ def _sources(played: Played) -> dict[tuple[str, bool], float]:
     found: dict[tuple[str, bool], float] = {}
     for answer in answers:
         if answer["tier"] != "none":
-            key = (answer["tier"], answer["exact"])
+            key = (answer["tier"], not approximate(answer))
             found[key] = found.get(key, 0.0) + 1 / len(answers)
     return dict(sorted(found.items(), reverse=True))
 
@@ -98,7 +98,7 @@ def error_picture(reports: Sequence[SuiteReport], path: Path, rival: str = "trus
     figure, axes = _axes(len(reports))
     for axis, report in zip(axes, reports, strict=True):
         played = report.played.get(rival)
-        near = [a for a in played.answers if not a["exact"]] if played is not None else []
+        near = [a for a in played.answers if approximate(a)] if played is not None else []
         bound = np.array([answer["bound"] for answer in near])
         error = np.array([answer["error"] for answer in near])
         axis.loglog(np.maximum(bound, 1e-5), np.maximum(error, 1e-6), ".", alpha=0.4)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from worldserve.bench.rivals import RIVALS
 from worldserve.bench.scoreboard import Played, Score, Spread, speed_up
 from worldserve.settings import usable_cores
 
@@ -114,55 +113,94 @@ def markdown(reports: list[SuiteReport], settings: Mapping[str, Any]) -> str:
         lines += [
             f"{report.sessions} sessions; deadline on this machine {report.deadline_ms:.0f} ms.",
             "",
-            *_latency_table(report),
-            "",
-            *_quality_table(report),
+            *_tables(report),
         ]
     return "\n".join(lines) + "\n"
 
 
-def _latency_table(report: SuiteReport) -> list[str]:
-    ups = report.speed_ups()
-    head = "| rival | p50 ms | p90 | p99 | worst | hits | approximate | late |"
-    head += "".join(f" x {against} p50 | p99 |" for against in ups)
-    lines = [head, "|---" * (8 + 2 * len(ups)) + "|"]
-    for name, one in report.scores.items():
-        row = (
-            f"| {_label(name)} | {one.p50_ms:.1f} | {one.p90_ms:.1f} | {one.p99_ms:.1f} | "
-            f"{one.worst_ms:.0f} | {one.hit_rate:.1%} | {one.approximate:.1%} | {one.misses:.1%} |"
+def _tables(report: SuiteReport) -> list[str]:
+    """Several narrow ones, so that each fits a terminal of 80 columns."""
+    return [*_latency(report), *_answers(report), *_quality(report), *_features(report)]
+
+
+def _latency(report: SuiteReport) -> list[str]:
+    rows = [
+        _row(
+            *(name, f"{one.p50_ms:.1f}", f"{one.p90_ms:.1f}", f"{one.p99_ms:.1f}"),
+            *(f"{one.worst_ms:.0f}", f"{one.misses:.1%}", f"{one.cpu_s:.0f}"),
         )
-        for against, spreads in ups.items():
-            for key in (name, f"{name}@p99"):
-                row += f" {spreads[key]} |" if name != against else " 1 |"
-        lines.append(row)
-    return lines
-
-
-def _quality_table(report: SuiteReport) -> list[str]:
-    lines = [
-        "| rival | over bound | operation right | gripper off truth, cm | object off | gripper "
-        "moved by the cache, cm, mean (p95) | object | PSNR dB | SSIM | contradictions | CPU s | "
-        "MB |",
-        "|---" * 12 + "|",
+        for name, one in report.scores.items()
     ]
-    for name, one in report.scores.items():
-        right = "" if one.operation_right is None else f"{one.operation_right:.1%}"
-        stored = sum(one.bytes.values()) / 1e6
-        lines.append(
-            f"| {_label(name)} | {one.over_bound:.1%} | {right} | "
-            f"{_number(one.gripper_off_cm)} | {_number(one.object_off_cm)} | "
-            f"{one.change_gripper_cm[0]:.3f} ({one.change_gripper_cm[1]:.3f}) | "
-            f"{one.change_object_cm[0]:.3f} ({one.change_object_cm[1]:.3f}) | "
-            f"{'' if one.psnr_db is None else f'{one.psnr_db:.1f}'} | "
-            f"{'' if one.ssim is None else f'{one.ssim:.4f}'} | {one.contradictions:.2%} | "
-            f"{one.cpu_s:.0f} | {stored:.0f} |"
-        )
+    lines = _table(_row("rival", "p50 ms", "p90", "p99", "worst", "late", "CPU s"), rows)
+    for against, spreads in report.speed_ups().items():
+        rows = [
+            _row(name, str(spreads[name]), str(spreads[f"{name}@p99"]))
+            for name in report.scores
+            if name != against
+        ]
+        lines += _table(_row("rival", f"times faster than {against}, p50", "p99"), rows)
     return lines
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _answers(report: SuiteReport) -> list[str]:
+    rows = [
+        _row(
+            *(name, f"{one.hit_rate - one.approximate:.1%}", f"{one.approximate:.1%}"),
+            *(f"{one.over_bound:.1%}", f"{one.contradictions:.2%}"),
+            f"{sum(one.bytes.values()) / 1e6:.0f}",
+        )
+        for name, one in report.scores.items()
+    ]
+    head = _row("rival", "exact hits", "approximate", "over bound", "contradictions", "MB")
+    return _table(head, rows)
 
 
-def _label(name: str) -> str:
-    return RIVALS[name].label if name in RIVALS else name
+def _quality(report: SuiteReport) -> list[str]:
+    rows = [
+        _row(
+            *(name, _percent(one.operation_right), _number(one.gripper_off_cm)),
+            *(_number(one.object_off_cm), _number(one.psnr_db, 1), _number(one.ssim, 4)),
+        )
+        for name, one in report.scores.items()
+    ]
+    head = _row("rival", "operation right", "gripper off truth, cm", "object", "PSNR dB", "SSIM")
+    lines = _table(head, rows)
+    rows = [
+        _row(name, _mean_p95(one.change_gripper_cm), _mean_p95(one.change_object_cm))
+        for name, one in report.scores.items()
+        if name != AGAINST[-1]
+    ]
+    return lines + _table(_row("rival", "gripper moved by the cache, cm (p95)", "object"), rows)
+
+
+def _features(report: SuiteReport) -> list[str]:
+    rows = [
+        _row(name, _percent(one.features_found), _percent(one.blocks_reused), f"{one.reusing:.1%}")
+        for name, one in report.scores.items()
+        if one.features_found is not None or one.reusing
+    ]
+    return _table(_row("rival", "features found", "blocks reused", "answers with reuse"), rows)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table(head: str, rows: Sequence[str]) -> list[str]:
+    """Lines of Markdown and an empty one; none where there are no rows."""
+    if not rows:
+        return []
+    ruler = "|---" + "|---:" * (head.count("|") - 2) + "|"
+    return [head, ruler, *rows, ""]
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _mean_p95(values: tuple[float, float]) -> str:
+    return f"{values[0]:.3f} ({values[1]:.3f})"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

@@ -16,8 +16,8 @@ import numpy as np
 
 from worldserve.bench.stores import Store
 from worldserve.bench.timeline import Timeline
-from worldserve.bench.wire import Reply, Wire
-from worldserve.bench.workload import Action, Clip, Controls, Pixels
+from worldserve.bench.workload import HORIZON, Action, Clip, Controls, Pixels
+from worldserve.sequence_client import Reply, SequenceClient
 
 __all__ = ["RIVALS", "Play", "Recomputed", "Remembered", "Rival", "Stateful"]
 
@@ -48,16 +48,23 @@ class Stateful:
 
     def __init__(self, client: Any, clip: Clip, **parameters: Any) -> None:
         self._clip = clip
-        self._wire = Wire(client, **parameters)
+        self._wire = SequenceClient(client, HORIZON, **parameters)
+        self._timeline = Timeline()
         self._pending: int | None = None
 
     def ask(self, action: Action) -> Reply:
         frames, samples = _observed(self._clip, action)
-        return self._wire.ask(samples, frames, **self._where(action))
+        where = self._where(action)
+        self._timeline.follow(self._clip, action)
+        if _looks_elsewhere(self._clip, action):
+            frames = _other(self._clip)[[self._timeline.base]]
+        return self._wire.ask(samples, frames, **where)
 
     def watch(self, action: Action) -> None:
         frames, samples = _observed(self._clip, action)
-        self._wire.tell(samples, frames, **self._where(replace(action, mode="probe")))
+        where = self._where(replace(action, mode="probe"))
+        self._timeline.follow(self._clip, action)
+        self._wire.tell(samples, frames, **where)
 
     def settle(self) -> None:
         self._wire.tell(self._nothing(), drain="true", **self._where(None))
@@ -68,6 +75,7 @@ class Stateful:
 
     def moved(self, action: Action) -> None:
         """The question was answered elsewhere; the session still has to go where it went."""
+        self._timeline.follow(self._clip, action)
         if action.mode == "seek":
             self._pending = action.seek
         if action.mode == "advance":
@@ -87,10 +95,17 @@ class Stateful:
             self._pending = None
         if action is not None and action.mode == "seek":
             given |= {"mode": "seek", "frame": action.seek}
-        if action is not None and action.mode == "advance":
-            if "frame" in given:  # one request either goes back or moves on
-                self._wire.tell(np.array(action.control, np.float32), **given)
-            given = {"mode": "advance"}
+        if action is None:
+            return given
+        elsewhere = _looks_elsewhere(self._clip, action)
+        if "frame" in given and (elsewhere or action.mode == "advance"):
+            # One request either goes back, or moves on, or looks from elsewhere.
+            self._wire.tell(np.array(action.control, np.float32), **given)
+            given = {}
+        if action.mode == "advance":
+            given["mode"] = "advance"
+        if elsewhere:
+            given["view"] = self._clip.other_view
         return given
 
 
@@ -106,18 +121,23 @@ class Recomputed:
         if not after:
             self._timeline.follow(self._clip, action)
         began = time.perf_counter()
-        wire = Wire(self._client, cache="off", **self._parameters)
+        wire = SequenceClient(self._client, HORIZON, cache="off", **self._parameters)
         held = np.array(action.control, np.float32)[None]
+        begins: dict[str, Any] = {"prompt": self._clip.prompt}
+        seen = self._clip.frames
+        if _looks_elsewhere(self._clip, action):
+            # The other camera's own frames, all of them, as if it had been on all the time.
+            seen, begins["view"] = _other(self._clip), self._clip.other_view
         stretches = self._timeline.stretches(_CONTEXT)
         for number, stretch in enumerate(stretches):
-            given: dict[str, Any] = {} if wire.started else {"prompt": self._clip.prompt}
+            given = {} if wire.started else begins
             last = number + 1 == len(stretches)
             if not stretch.observed:
                 wire.tell(stretch.controls, mode="advance", **given)
                 if last:
                     reply = wire.ask(held, end=True)
                 continue
-            frames = self._clip.frames[list(stretch.clip_frames)]
+            frames = seen[list(stretch.clip_frames)]
             # The first frame of all was reached under no control that matters.
             reached = stretch.controls[1:] if number == 0 else stretch.controls
             if last:
@@ -169,7 +189,8 @@ class Remembered:
     def _key(self, action: Action) -> bytes:
         control = np.array(action.control, np.float32)
         scene = f"{self._clip.suite}/{self._clip.name}/{self._clip.prompt}".encode()
-        return scene + self._timeline.digest() + control.tobytes()
+        view = self._clip.other_view.encode() if _looks_elsewhere(self._clip, action) else b""
+        return scene + self._timeline.digest() + control.tobytes() + view
 
     def watch(self, action: Action) -> None:
         self._timeline.follow(self._clip, action)
@@ -180,6 +201,16 @@ class Remembered:
 
     def close(self) -> None:
         self._behind.close()
+
+
+def _looks_elsewhere(clip: Clip, action: Action) -> bool:
+    """Whether the question is about the other camera, and there is one."""
+    return action.view and clip.other is not None
+
+
+def _other(clip: Clip) -> Pixels:
+    assert clip.other is not None
+    return clip.other
 
 
 def _observed(clip: Clip, action: Action) -> tuple[Pixels | None, Controls]:
@@ -197,12 +228,18 @@ def _observed(clip: Clip, action: Action) -> tuple[Pixels | None, Controls]:
 
 @dataclass(frozen=True)
 class Rival:
-    """settings: of the server's model. store: what stands in front, by name. begin: a session."""
+    """settings: of the server's model. store: what stands in front, by name. begin: a session.
+
+    cached: whether the server's cache is in use. carries: whether other cameras see the session's
+    own prediction, carried over, as the reference's do; else a prediction of their own.
+    """
 
     name: str
     label: str
     settings: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
+    cached: bool = True
+    carries: bool = True
     begin: Callable[[Any, Clip, Store | None, float], Play] = field(
         default=lambda client, clip, store, max_error: Stateful(
             client, clip, max_error=str(max_error)
@@ -224,18 +261,33 @@ def _remembered(client: Any, clip: Clip, store: Store | None, max_error: float) 
     return Remembered(Stateful(client, clip, cache="off"), clip, store)
 
 
-_IDLE = {"background": "false"}
+#: WorldCache off: no feature is kept, and every step of the generator computed.
+_PLAIN = {
+    "features_l1_mib": "0",
+    "features_l2_mib": "0",
+    "features_disk_mib": "0",
+    "reuse": "none",
+}
+_IDLE = {**_PLAIN, "background": "false"}
 RIVALS: dict[str, Rival] = {
     rival.name: rival
     for rival in (
-        Rival("stateful", "stateful server, KV kept", _IDLE, begin=_off),
-        Rival("recompute", "no cache, everything again", _IDLE, begin=_recomputed),
-        Rival("response", "exact-match response cache", _IDLE, "dict", _remembered),
-        Rival("redis", "LRU frame cache in Redis", _IDLE, "redis", _remembered),
-        Rival("fixed", "CtrlCache, fixed rules", {"trust_policy": "fixed"}),
-        Rival("trust", "CtrlCache, trust"),
-        Rival("no-migration", "trust without migration", {"trust_migration": "reuse"}),
-        Rival("no-resume", "trust without stored slices", {"resume": "false"}),
-        Rival("no-thinking", "trust without thinking time", _IDLE),
+        Rival("stateful", "stateful server, KV kept", _IDLE, cached=False, begin=_off),
+        Rival(
+            "recompute",
+            "no cache, everything again",
+            _IDLE,
+            cached=False,
+            carries=False,
+            begin=_recomputed,
+        ),
+        Rival("response", "response cache", _IDLE, "dict", cached=False, begin=_remembered),
+        Rival("redis", "LRU cache in Redis", _IDLE, "redis", cached=False, begin=_remembered),
+        Rival("fixed", "CtrlCache, fixed rules", {**_PLAIN, "trust_policy": "fixed"}),
+        Rival("trust", "CtrlCache, trust", _PLAIN),
+        Rival("worldcache", "trust and WorldCache"),
+        Rival("no-migration", "trust, no migration", {**_PLAIN, "trust_migration": "reuse"}),
+        Rival("no-resume", "trust, no stored slices", {**_PLAIN, "resume": "false"}),
+        Rival("no-thinking", "trust, no thinking time", _IDLE),
     )
 }

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,18 @@ from typing import Any
 import numpy as np
 
 from worldserve.bench.judge import contradiction, from_truth, judge
-from worldserve.bench.rivals import RIVALS, Play, Rival
-from worldserve.bench.stores import DictStore, Store, redis_server
+from worldserve.bench.rivals import Play, Rival
+from worldserve.bench.servers import Servers, bytes_stored, counted, cpu_s, open_store
 from worldserve.bench.timeline import Timeline
 from worldserve.bench.truth import Truths
-from worldserve.bench.wire import Reply
 from worldserve.bench.workload import Action, Clip, Controls
-from worldserve.processes import run_processes
-from worldserve.runtime import Runtime, RuntimeConfig
+from worldserve.sequence_client import Reply
 
-__all__ = ["REFERENCE", "Plan", "Session", "play_rival"]
+__all__ = ["REFERENCE", "Plan", "Session", "play_rival", "to_play"]
 
 #: The rival whose answers are the uncached ones.
 REFERENCE = "stateful"
-_REDIS_BYTES = 256 << 20
 _CELL = 0.05
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,85 +68,109 @@ class Plan:
     settings: dict[str, str] = field(default_factory=dict)
 
 
+def to_play(rival: Rival, sessions: Sequence[Session], plan: Plan) -> bool:
+    """Whether something of it is not on disk yet."""
+    folder = plan.work / rival.name
+    return not all((folder / f"{session.name}.json").exists() for session in sessions)
+
+
 def play_rival(
     rival: Rival,
     sessions: Sequence[Session],
     plan: Plan,
-    on_question: Callable[[], None] = lambda: None,
+    servers: Servers,
+    after: Callable[[float], None] = lambda pause_s: None,
 ) -> None:
     """Play what is not on disk yet. Sessions that were cut off are played again from the start.
+    after: called after each action, with the pause that it ended with.
 
     A cache that was filled by earlier sessions cannot be resumed: where some of a rival's sessions
     are missing, all of them are played again on an empty cache.
     """
+    if not to_play(rival, sessions, plan):
+        return
     folder = plan.work / rival.name
     folder.mkdir(parents=True, exist_ok=True)
-    if all((folder / f"{session.name}.json").exists() for session in sessions):
-        for session in sessions:
-            for _ in range(session.questions):
-                on_question()
-        return
+    for session in sessions:
+        (folder / f"{session.name}.json").unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
-        store = _store(rival, stack)
-        runtime = stack.enter_context(_server(rival, plan))
+        store = open_store(rival, stack)
+        runtime = servers.of(rival)
         import tritonclient.grpc as grpcclient
 
         client = stack.enter_context(grpcclient.InferenceServerClient(runtime.endpoints.grpc))
-        _warm_up(client, sessions[0].clip)
+        before_s, before = cpu_s(runtime), counted(runtime)
         for session in sessions:
-            before_s = _cpu_s(runtime)
             play = rival.begin(client, session.clip, store, plan.max_error)
-            rows = _play(play, session, plan, folder, rival.name == REFERENCE, on_question)
+            rows = _play(play, session, plan, rival, after)
+            after_s, now = cpu_s(runtime), counted(runtime)
             played = {
                 "session": session.name,
                 "suite": session.clip.suite,
                 "source": session.source,
-                "cpu_s": _cpu_s(runtime) - before_s,
-                "bytes": _bytes(runtime, store),
+                "cpu_s": after_s - before_s,
+                "bytes": bytes_stored(runtime, store),
+                "worldcache": {name: value - before.get(name, 0) for name, value in now.items()},
                 "answers": rows,
             }
+            before_s, before = after_s, now
             _write(folder / f"{session.name}.json", json.dumps(played).encode())
 
 
 def _play(
-    play: Play,
-    session: Session,
-    plan: Plan,
-    folder: Path,
-    is_reference: bool,
-    on_question: Callable[[], None],
+    play: Play, session: Session, plan: Plan, rival: Rival, after: Callable[[float], None]
 ) -> list[dict[str, Any]]:
-    uncached = None if is_reference else _Uncached(plan.work / REFERENCE, session)
-    rows: list[dict[str, Any]] = []
-    replies: list[Reply] = []
-    earlier: dict[tuple[Any, ...], Controls] = {}
-    places = _places(session)
-    truth = None if plan.truths is None else plan.truths.of(session.clip, session.actions)
+    judge_of = _Judge(session, plan, rival)
     for action in session.actions:
-        if not action.asks:
-            play.watch(action)
-        else:
+        if action.asks:
             reply = play.ask(action)
-            row = _row(action, reply, session, plan)
-            number = len(replies)
-            if uncached is not None:
-                row |= asdict(judge(reply, uncached.reply(number), plan.scale))
-            if truth is not None:
-                row |= from_truth(reply, truth[number])
-            cell = (places[number], *np.round(np.array(action.control) / _CELL).astype(int))
-            row["contradicts"] = cell in earlier and contradiction(reply.physics, earlier[cell])
-            earlier.setdefault(cell, reply.physics)
-            rows.append(row)
-            replies.append(reply)
-            on_question()
+        else:
+            play.watch(action)
+        ends_s = time.perf_counter() + action.pause_s
+        if action.asks:
+            judge_of.add(action, reply)
         if plan.drain:
             play.settle()
         else:
-            time.sleep(action.pause_s)
+            # Judging takes its time out of the pause.
+            time.sleep(max(0.0, ends_s - time.perf_counter()))
+        after(0.0 if plan.drain else action.pause_s)
     play.close()
-    if is_reference:
-        _keep(folder / f"{session.name}.npz", replies)
-    return rows
+    if rival.name == REFERENCE:
+        _keep(plan.work / REFERENCE / f"{session.name}.npz", judge_of.replies)
+    return judge_of.rows
+
+
+class _Judge:
+    """Makes a row of each answer of a session: what came, and how good it was."""
+
+    def __init__(self, session: Session, plan: Plan, rival: Rival) -> None:
+        self._session, self._plan, self._rival = session, plan, rival
+        self._uncached: _Uncached | None = None
+        if rival.name != REFERENCE:
+            self._uncached = _Uncached(plan.work / REFERENCE, session)
+        self._truth = None
+        if plan.truths is not None:
+            self._truth = plan.truths.of(session.clip, session.actions)
+        self._places = _places(session)
+        self._earlier: dict[tuple[Any, ...], Controls] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.replies: list[Reply] = []
+
+    def add(self, action: Action, reply: Reply) -> None:
+        number, row = len(self.rows), _row(action, reply, self._session, self._plan)
+        # A prediction of the other camera's own is not to be compared with one carried over.
+        alike = self._rival.carries or not action.view or self._session.clip.other is None
+        if self._uncached is not None and alike:
+            row |= asdict(judge(reply, self._uncached.reply(number), self._plan.scale))
+        if self._truth is not None:
+            row |= from_truth(reply, self._truth[number])
+        controls = np.round(np.array(action.control) / _CELL).astype(int)
+        cell = (self._places[number], *controls)
+        before = self._earlier.setdefault(cell, reply.physics)
+        row["contradicts"] = contradiction(reply.physics, before)
+        self.rows.append(row)
+        self.replies.append(reply)
 
 
 def _row(action: Action, reply: Reply, session: Session, plan: Plan) -> dict[str, Any]:
@@ -221,60 +240,3 @@ def _write(path: Path, data: bytes) -> None:
     partial = path.with_suffix(".part")
     partial.write_bytes(data)
     partial.rename(path)
-
-
-@contextlib.contextmanager
-def _server(rival: Rival, plan: Plan) -> Iterator[Runtime]:
-    config = RuntimeConfig(
-        model_repository=plan.repository,
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        parameters={**plan.settings, **rival.settings},
-    )
-    with Runtime(config) as runtime:
-        yield runtime
-
-
-def _store(rival: Rival, stack: contextlib.ExitStack) -> Store | None:
-    if rival.store == "redis":
-        return stack.enter_context(redis_server(_REDIS_BYTES))
-    return DictStore() if rival.store == "dict" else None
-
-
-def _warm_up(client: Any, clip: Clip) -> None:
-    """The first request of a process pays for code that is loaded on demand: not the rival's."""
-    for _ in range(3):
-        play = RIVALS["recompute"].begin(client, clip, None, 0.0)
-        play.ask(Action("warm-up", "probe", (0.0,) * clip.controls.shape[1], 0.0, watched=(0, 8)))
-
-
-def _cpu_s(runtime: Runtime) -> float:
-    """CPU seconds of all processes of a run so far."""
-    total = 0.0
-    for process in run_processes(runtime.run_id):
-        with contextlib.suppress(OSError, IndexError):
-            stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            total += (int(stat[11]) + int(stat[12])) / _TICKS
-    return total
-
-
-def _bytes(runtime: Runtime, store: Store | None) -> dict[str, float]:
-    """What is stored, by tier, as the server's metrics say; and in the store in front."""
-    from urllib.request import urlopen
-
-    from prometheus_client.parser import text_string_to_metric_families
-
-    with urlopen(f"http://{runtime.endpoints.metrics}/metrics", timeout=10) as page:
-        text = page.read().decode()
-    found = {
-        sample.labels.get("tier", "?"): sample.value
-        for family in text_string_to_metric_families(text)
-        if family.name == "ctrlcache_bytes"
-        for sample in family.samples
-    }
-    if store is not None:
-        found[store.name] = float(store.bytes_used)
-    return found

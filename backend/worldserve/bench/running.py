@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ctrlcache.errors import InvalidInput
-from worldserve.demo_client import Answer, Session
+from worldserve.demo_client import Session
 from worldserve.demo_script import Scene, load_scene, script
+from worldserve.sequence_client import Reply
 
 __all__ = ["Round", "measure_running", "play_round"]
 
@@ -46,8 +47,8 @@ def play_round(
     tenant: nobody else's, so that the round begins with nothing cached. pause_s: to think after
     each interaction, on both sessions alike.
     """
-    cached: list[Answer] = []
-    plain: list[Answer] = []
+    cached: list[Reply] = []
+    plain: list[Reply] = []
     for scene in scenes:
         sessions = (
             Session(client, scene.prompt, tenant=tenant, max_error=str(max_error)),

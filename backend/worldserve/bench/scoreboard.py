@@ -17,6 +17,7 @@ __all__ = [
     "DEADLINES_S",
     "Score",
     "Spread",
+    "approximate",
     "load_played",
     "scaled_deadline_ms",
     "score",
@@ -69,15 +70,24 @@ class Played:
         ]
 
 
+def approximate(answer: dict[str, Any]) -> bool:
+    """Whether it was derived from a neighbour's. An answer that is not exact and has no bound is
+    the model's own, its frames drawn with reuse between the generator's steps."""
+    return not answer["exact"] and answer["bound"] > 0
+
+
 @dataclass(frozen=True)
 class Score:
-    """Of one rival on one suite. hits: share by tier; approximate: share of all answers.
+    """Of one rival on one suite. hits: share by tier; approximate: share of all answers; reusing:
+    share of answers that are the model's own but for reuse between the steps of their frames.
+    blocks_reused: share of the generator's blocks that were not computed; features_found: of
+    WorldCache's look-ups. Both None where there were none.
 
     gripper_off_cm, object_off_cm: mean distance from the simulator's truth, None where unknown.
     over_bound: of the approximate answers, those whose error is over the stated bound.
     operation_right: share of answers, None where the model has no operations. change_*: mean and
-    95th percentile of the difference to the uncached answers. psnr_db, ssim: median of approximate
-    answers.
+    95th percentile of the difference to the uncached answers. psnr_db, ssim: median of answers that
+    are not exact.
     """
 
     answers: int
@@ -88,6 +98,7 @@ class Score:
     hit_rate: float
     hits: dict[str, float]
     approximate: float
+    reusing: float
     over_bound: float
     misses: float
     misses_absolute: float
@@ -99,6 +110,8 @@ class Score:
     psnr_db: float | None
     ssim: float | None
     contradictions: float
+    blocks_reused: float | None
+    features_found: float | None
     cpu_s: float
     bytes: dict[str, float]
 
@@ -114,11 +127,12 @@ def score(played: Played, deadline_ms: float, deadline_absolute_ms: float) -> Sc
     answers = played.answers
     latency = np.array([answer["latency_ms"] for answer in answers])
     tiers = Counter(answer["tier"] for answer in answers)
-    near = [answer for answer in answers if not answer["exact"]]
+    inexact = [answer for answer in answers if not answer["exact"]]
+    near = [answer for answer in inexact if approximate(answer)]
     judged = [answer for answer in answers if "error" in answer]
     right = [a["operation_right"] for a in answers if a["operation_right"] is not None]
     hits = {tier: count / len(answers) for tier, count in tiers.items() if tier != "none"}
-    drawn = [answer for answer in near if np.isfinite(answer.get("psnr_db", np.inf))]
+    drawn = [answer for answer in inexact if np.isfinite(answer.get("psnr_db", np.inf))]
     return Score(
         answers=len(answers),
         p50_ms=float(np.percentile(latency, 50)),
@@ -128,7 +142,8 @@ def score(played: Played, deadline_ms: float, deadline_absolute_ms: float) -> Sc
         hit_rate=sum(hits.values()),
         hits=hits,
         approximate=len(near) / len(answers),
-        over_bound=_mean([a["error"] > a["bound"] for a in near]) or 0.0,
+        reusing=(len(inexact) - len(near)) / len(answers),
+        over_bound=_mean([a["error"] > a["bound"] for a in near if "error" in a]) or 0.0,
         misses=float((latency > deadline_ms).mean()),
         misses_absolute=float((latency > deadline_absolute_ms).mean()),
         operation_right=_mean(right),
@@ -139,8 +154,10 @@ def score(played: Played, deadline_ms: float, deadline_absolute_ms: float) -> Sc
         psnr_db=_median([a["psnr_db"] for a in drawn]),
         ssim=_median([a["ssim"] for a in drawn]),
         contradictions=float(np.mean([a["contradicts"] for a in answers])),
+        blocks_reused=_share(played, "blocks reused", "blocks computed"),
+        features_found=_share(played, "lookups hit", "lookups miss"),
         cpu_s=float(sum(session["cpu_s"] for session in played.sessions)),
-        bytes=dict(played.sessions[-1]["bytes"]),
+        bytes=max((s["bytes"] for s in played.sessions), key=lambda kept: sum(kept.values())),
     )
 
 
@@ -161,6 +178,15 @@ def speed_up(slow: Played, fast: Played, percentile: float, seed: int = 0) -> Sp
     resampled = [ratio(draw.integers(0, len(slow_ms), len(slow_ms))) for _ in range(_RESAMPLES)]
     low, high = np.percentile(resampled, [2.5, 97.5])
     return Spread(ratio(range(len(slow_ms))), float(low), float(high))
+
+
+def _share(played: Played, counted: str, rest: str) -> float | None:
+    """Of what WorldCache counted while these sessions were played."""
+    part, others = (
+        sum(session.get("worldcache", {}).get(name, 0.0) for session in played.sessions)
+        for name in (counted, rest)
+    )
+    return part / (part + others) if part + others else None
 
 
 def _mean(values: Sequence[float | bool]) -> float | None:

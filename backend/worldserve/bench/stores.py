@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ctrlcache.errors import ConfigError
-from worldserve.bench.wire import Reply
+from worldserve.sequence_client import Reply
 
 __all__ = ["DictStore", "RedisStore", "Store", "redis_missing", "redis_server"]
 

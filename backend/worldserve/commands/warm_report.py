@@ -166,7 +166,7 @@ def _warm_up(url: str, scenes: list[_Scene]) -> float:
     """Announce all prompts in other words; seconds until all is ready."""
     import tritonclient.grpc as triton
 
-    from worldserve.demo_client import _tensor
+    from worldserve.sequence_client import tensor
 
     began = time.perf_counter()
     with triton.InferenceServerClient(url) as client:
@@ -174,7 +174,7 @@ def _warm_up(url: str, scenes: list[_Scene]) -> float:
             control = np.zeros((1, scene.controls.shape[1]), np.float32)
             client.infer(
                 _MODEL,
-                [_tensor("CONTROL", control), _tensor("HORIZON", np.array([HORIZON], np.int32))],
+                [tensor("CONTROL", control), tensor("HORIZON", np.array([HORIZON], np.int32))],
                 outputs=[triton.InferRequestedOutput("CONFIDENCE")],
                 sequence_id=f"warm-up-{scene.name}",
                 sequence_start=True,

@@ -1,20 +1,21 @@
-"""One session of the benchmark on the wire, and what the client's clock says."""
+"""One session of a world model on the wire, and what the client's clock says."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from worldserve.bench.workload import HORIZON, Controls, Pixels
+__all__ = ["OUTPUTS", "STAGES", "Reply", "SequenceClient", "tensor"]
 
-__all__ = ["OUTPUTS", "Reply", "Wire"]
-
+#: What TIMING_MS holds, in order.
+STAGES = ("align", "encode", "lookup", "dynamics", "decode", "total")
 OUTPUTS = (
     "PREDICTED_FRAMES",
     "STATE",
@@ -30,38 +31,45 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """latency_ms: from before the request is built to the arrays in hand.
+    """latency_ms: by the client's clock, from before the request is built to the arrays in hand.
 
-    frames (H, h, w, 3); states (H, S); physics (H, P); stages_ms as TIMING_MS.
+    frames (H, h, w, 3); states (H, S); physics (H, P); stages_ms in the order of STAGES.
     """
 
     latency_ms: float
-    frames: Pixels = field(repr=False)
-    states: Controls = field(repr=False)
-    physics: Controls = field(repr=False)
+    frames: NDArray[np.uint8] = field(repr=False)
+    states: NDArray[np.float32] = field(repr=False)
+    physics: NDArray[np.float32] = field(repr=False)
     tier: str
     exact: bool
     bound: float
-    stages_ms: Controls = field(repr=False)
+    stages_ms: NDArray[np.float32] = field(repr=False)
+
+    def stage_ms(self, name: str) -> float:
+        return float(self.stages_ms[STAGES.index(name)])
 
 
-class Wire:
-    """A Triton sequence. parameters: sent with each request."""
+class SequenceClient:
+    """A Triton sequence over gRPC. horizon: frames to predict. parameters: sent with each request.
 
-    def __init__(self, client: Any, **parameters: Any) -> None:
+    InferenceServerException where the server refuses.
+    """
+
+    def __init__(self, client: Any, horizon: int, **parameters: Any) -> None:
         self._client = client
+        self._horizon = np.array([horizon], np.int32)
         self._parameters = parameters
-        self.id = f"bench-{os.getpid()}-{next(_numbers)}"
+        self.id = f"client-{os.getpid()}-{next(_numbers)}"
         self.started = False
 
     def ask(
         self,
-        samples: Controls,
-        frames: Pixels | None = None,
+        samples: NDArray[np.float32],
+        frames: NDArray[np.uint8] | None = None,
         end: bool = False,
         **parameters: Any,
     ) -> Reply:
-        """samples (K, 4): transitions of `frames` (T, h, w, 3) first, then the plan."""
+        """samples (K, C): transitions of `frames` (T, h, w, 3) first, then the plan."""
         began = time.perf_counter()
         reply = self._send(OUTPUTS, samples, frames, end, parameters)
         got = {name: reply.as_numpy(name) for name in OUTPUTS}
@@ -78,8 +86,8 @@ class Wire:
 
     def tell(
         self,
-        samples: Controls,
-        frames: Pixels | None = None,
+        samples: NDArray[np.float32],
+        frames: NDArray[np.uint8] | None = None,
         end: bool = False,
         **parameters: Any,
     ) -> float:
@@ -90,20 +98,20 @@ class Wire:
 
     def _send(
         self,
-        outputs: tuple[str, ...],
-        samples: Controls,
-        frames: Pixels | None,
+        outputs: Sequence[str],
+        samples: NDArray[np.float32],
+        frames: NDArray[np.uint8] | None,
         end: bool,
         parameters: dict[str, Any],
     ) -> Any:
         import tritonclient.grpc as grpcclient
 
         inputs = [
-            _tensor("CONTROL", np.atleast_2d(samples).astype(np.float32)),
-            _tensor("HORIZON", np.array([HORIZON], np.int32)),
+            tensor("CONTROL", np.atleast_2d(samples).astype(np.float32)),
+            tensor("HORIZON", self._horizon),
         ]
         if frames is not None:
-            inputs.append(_tensor("FRAMES", frames))
+            inputs.append(tensor("FRAMES", frames))
         reply = self._client.infer(
             _MODEL,
             inputs,
@@ -117,7 +125,8 @@ class Wire:
         return reply
 
 
-def _tensor(name: str, array: NDArray[Any]) -> Any:
+def tensor(name: str, array: NDArray[Any]) -> Any:
+    """A gRPC input of the array's own type."""
     import tritonclient.grpc as grpcclient
     from tritonclient.utils import np_to_triton_dtype
 
