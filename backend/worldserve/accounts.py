@@ -14,6 +14,7 @@ from worldserve.gate import Overloaded
 from worldserve.logs import fields
 from worldserve.request import RawRequest
 from worldserve.session_store import SessionConflict, SessionNotFound, SessionsFull
+from worldserve.tracing import Spans
 
 __all__ = ["Accounts", "reason_of"]
 
@@ -43,8 +44,14 @@ class Accounts:
     """Wraps deliveries. Of equal warnings one a second is written: a flood of refusals must not
     become a flood of lines."""
 
-    def __init__(self, on_event: Sink, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        on_event: Sink,
+        monotonic: Callable[[], float] = time.monotonic,
+        spans: Spans | None = None,
+    ) -> None:
         self._on_event = on_event
+        self._spans = spans
         self._now = monotonic
         self._lock = threading.Lock()
         self._warned_s: dict[str, float] = {}
@@ -66,6 +73,11 @@ class Accounts:
         if account is None:
             return
         self._on_event(account)
+        if self._spans is not None and raw.traced:
+            stages = [(stage, seconds) for stage, seconds in account.seconds if stage != "total"]
+            known = {**_ids(raw), "mode": account.mode, "source": account.source}
+            took_s = time.perf_counter() - raw.arrived_s
+            self._spans.answered(raw.traced, took_s, stages, **known)
         if _log.isEnabledFor(logging.DEBUG):
             times = {f"{stage}_ms": round(seconds * 1e3, 3) for stage, seconds in account.seconds}
             _log.debug(

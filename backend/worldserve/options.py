@@ -61,7 +61,8 @@ class ServeOptions:
     Devices: calibration_dir holds their calibrations. default_device: of requests that name none;
     "" takes controls as they are, "auto" keeps running statistics.
 
-    Log: log_format is "text" or "json"; log_level "debug", "info", "warning" or "error".
+    Log: log_format is "text" or "json"; log_level "debug", "info", "warning" or "error". trace_url:
+    of an OpenTelemetry collector, for spans of the requests that Triton traces; "" for none.
     """
 
     world_model_class: str = "worldserve.models.reference:ReferenceWorldModel"
@@ -110,6 +111,7 @@ class ServeOptions:
     default_device: str = ""
     log_format: str = "text"
     log_level: str = "info"
+    trace_url: str = ""
 
     def __post_init__(self) -> None:
         least: dict[str, float] = {

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -22,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,8 +31,10 @@ from worldserve import processes
 from worldserve.access import Access
 from worldserve.canary import Canary, NoAnswer
 from worldserve.concealed import ConcealmentRefused, start_concealed
-from worldserve.gateway import Credentials, ObjectStore, ObjectStoreConfig
+from worldserve.gateway import ObjectStore, ObjectStoreConfig
+from worldserve.launch import run_parameters, server_command
 from worldserve.layout import find_server, lay_out_backends, lay_out_models, server_environment
+from worldserve.loading import Loading, ServerLog
 from worldserve.serverapi import ApiRefused, ApiSilent, ServerApi
 from worldserve.settings import (
     ColdStore,
@@ -59,6 +61,7 @@ class Runtime:
         self.run_dir = config.run_dir or Path(tempfile.gettempdir()) / f"ctrlcache-{self.run_id}"
         self.shm_dir = config.shm / f"ctrlcache-{self.run_id}"
         self.log_file = self.run_dir / "logs" / "tritonserver.log"
+        self._server_log = ServerLog(self.log_file)
         self.models: tuple[str, ...] = ()
         self.instances: dict[str, int] = {}
         self._ensembles: tuple[str, ...] = ()
@@ -134,7 +137,7 @@ class Runtime:
             canary = self.canary(model)
             try:
                 self.api.unload(model, timeout_s)
-                self.api.load(model, timeout_s)
+                self._load(model, timeout_s)
                 for ensemble in self._ensembles:
                     self.api.load(ensemble, timeout_s)
                 canary.ask(timeout_s)
@@ -143,15 +146,26 @@ class Runtime:
             finally:
                 canary.end()
 
+    def _load(self, model: str, timeout_s: float) -> None:
+        """`load`, which Triton may not answer where the new process dies at once."""
+        self._server_log.mark()
+        watch = Loading(partial(self.stubs, model), self.instances[model])
+        if wrong := watch.during(lambda: self.api.load(model, timeout_s)):
+            raise self._failure(f"loading {model} again failed: {wrong}")
+
     def wait_ready(self) -> None:
         """Return when the canary model has answered; StartFailed otherwise."""
         deadline = time.monotonic() + self.config.ready_timeout_s
+        watches = [(m, Loading(partial(self.stubs, m), self.instances[m])) for m in self.models]
         while not self.api.ready():
             if not self.alive:
                 raise self._failure("the server ended while starting")
+            for model, watch in watches:
+                if wrong := watch.check():
+                    raise self._failure(f"{model}: {wrong}")
             if time.monotonic() > deadline:
                 raise self._failure("the server was not ready in time")
-            time.sleep(0.05)
+            time.sleep(0.1)
         model = self.canary_model
         canary = self.canary(model)
         try:
@@ -227,12 +241,7 @@ class Runtime:
         ]
 
     def log_tail(self, lines: int = 20) -> str:
-        try:
-            text = self.log_file.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            return ""
-        # Triton's option tables hide what matters.
-        return "\n".join([line for line in text if not re.match(r"^[+|]", line)][-lines:])
+        return self._server_log.tail(lines)
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -261,7 +270,7 @@ class Runtime:
         self.instances = lay_out_models(
             config.model_repository.resolve(),
             self.run_dir / "repository",
-            {**self._own_parameters(), **config.parameters},
+            {**run_parameters(config, self.run_dir, self.shm_dir, self.store), **config.parameters},
             config.instances,
         )
         unknown = set(config.models) - set(self.instances)
@@ -276,29 +285,6 @@ class Runtime:
         if not self.models:
             raise ConfigError(f"only ensembles are to be loaded ({wanted}); name their models too")
 
-    def _own_parameters(self) -> dict[str, str]:
-        """What the models must know of the run; a setting given by the user outranks it."""
-        own = {
-            "run_dir": str(self.run_dir),
-            "shm_dir": str(self.shm_dir),
-            "warm_dir": str(self.config.warm_dir or self.run_dir / "warm"),
-        }
-        if self.store is not None:
-            own |= {
-                "cold_endpoint": self.store.endpoint,
-                "cold_tls": "false",
-                "cold_credentials_file": str(self.store.config.credentials_file),
-            }
-        elif isinstance(self.config.cold, ColdStore):
-            own |= {
-                "cold_endpoint": self.config.cold.endpoint,
-                "cold_tls": str(self.config.cold.tls).lower(),
-            }
-            if self.config.cold.credentials_file is not None:
-                Credentials.load(self.config.cold.credentials_file)  # refuse a bad file early
-                own["cold_credentials_file"] = str(self.config.cold.credentials_file)
-        return own
-
     def _start_server(self) -> None:
         config = self.config
         wanted = self._ports or (config.http_port, config.grpc_port, config.metrics_port)
@@ -310,6 +296,7 @@ class Runtime:
         environment = self._access.without_secrets(server_environment(self._files, threads))
         environment[processes.RUN_ID_VARIABLE] = self.run_id
         environment[RUN_DIR_VARIABLE] = str(self.run_dir)
+        self._server_log.mark()
         with open(self.log_file, "ab") as log:
 
             def start(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
@@ -337,28 +324,16 @@ class Runtime:
 
     def _command(self) -> list[str]:
         assert self._ports is not None
-        servers = self.config.servers
-        http_port, grpc_port, metrics_port = self._ports
-        backends = self.run_dir / "backends" if self._files.stub else self._files.backends
-        return [
-            str(self._files.binary),
-            f"--model-repository={self.run_dir / 'repository'}",
-            f"--backend-directory={backends}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in self.all_models),
-            f"--http-address={servers.http}",
-            f"--http-port={http_port}",
-            f"--grpc-address={servers.grpc}",
-            f"--grpc-port={grpc_port}",
-            f"--metrics-address={servers.metrics}",
-            f"--metrics-port={metrics_port}",
-            "--allow-gpu-metrics=" + str(os.path.exists("/dev/nvidiactl")).lower(),
-            # Regions of killed stubs are never unlinked by Triton; by this name we know them.
-            f"--backend-config=python,shm-region-prefix-name={self._region_prefix}",
-            # An interactive server always has live sequences, for which Triton would wait.
-            "--exit-timeout-secs=1",
-            *self._access.options,
-        ]
+        command = server_command(
+            self.config,
+            self._files.binary,
+            self.run_dir / "backends" if self._files.stub else self._files.backends,
+            self.run_dir / "repository",
+            self.all_models,
+            self._ports,
+            self._region_prefix,
+        )
+        return [*command, *self._access.options]
 
     @property
     def _region_prefix(self) -> str:
@@ -407,7 +382,8 @@ class Runtime:
         )
 
     def _failure(self, what: str) -> StartFailed:
-        return StartFailed(f"{what}; the end of {self.log_file}:\n{self.log_tail()}")
+        told = self._server_log.with_reason(what)
+        return StartFailed(f"{told}; the end of {self.log_file}:\n{self.log_tail()}")
 
     def _write_description(self) -> None:
         """For tools of other processes: where this run is."""

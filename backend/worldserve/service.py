@@ -44,6 +44,7 @@ from worldserve.scheduler import Scheduler
 from worldserve.scoring import Bench, ThinkingConfig
 from worldserve.session_store import SessionLimits, SessionStore, capacity
 from worldserve.thinking import Thinking
+from worldserve.tracing import Spans
 from worldserve.upgrade import keep_before_upgrade
 from worldserve.vitals import Vitals
 from worldserve.warmth import open_warmth, prime
@@ -177,7 +178,8 @@ class WorldService:
         if config.warm.dir is not None:
             places["warm"] = config.warm.dir
         self._vitals = Vitals(self.cache, self.sessions, places, on_event)
-        self._accounts = Accounts(on_event)
+        self._spans = Spans(options.trace_url, name) if options.trace_url else None
+        self._accounts = Accounts(on_event, spans=self._spans)
         self._gate = Gate(options.max_waiting, options.max_waiting_of_session)
         self._decoders = ThreadPoolExecutor(2, "decode")
         self._closed = threading.Event()
@@ -238,6 +240,8 @@ class WorldService:
         self._templates.close()
         self._features.close()
         self.cache.close()
+        if self._spans is not None:
+            self._spans.close()
         if self._trace is not None:
             self._trace.close()
         if self._warm is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ctrlcache.errors import ConfigError
 from worldserve import processes
 from worldserve.access import AccessConfig
+from worldserve.tracing import Tracing
 
 __all__ = [
     "ColdStore",
@@ -62,6 +63,7 @@ class RuntimeConfig:
     cold: "embedded" starts an S3 gateway of this run, "none" goes without, or an external store.
     parameters: settings of the models, `key` for all or `model.key` for one.
     models: those to load, all of the repository by default. canary: the model that must answer.
+    tracing: where spans go, None for none.
     """
 
     model_repository: Path
@@ -82,6 +84,7 @@ class RuntimeConfig:
     objects_dir: Path | None = None
     run_dir: Path | None = None
     shm: Path = processes.SHM
+    tracing: Tracing | None = None
     ready_timeout_s: float = 180.0
     flush_timeout_s: float = 4.0
 

@@ -32,6 +32,7 @@ from worldserve.request import OUTPUTS, RawRequest, parse_cold
 from worldserve.service import WorldService
 from worldserve.session_store import SessionConflict, SessionNotFound, SessionsFull
 from worldserve.shutdown import StopWatch
+from worldserve.tracing import parent_of
 
 __all__ = ["TritonColdTemplates", "TritonWorldModel"]
 
@@ -77,7 +78,7 @@ class TritonWorldModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                raw = _raw(request)
+                raw = _raw(request, self._service.options.trace_url != "")
             except Exception as error:
                 _log.exception("a request cannot be read")
                 _send(sender, error)
@@ -161,7 +162,7 @@ def version_directory(args: Mapping[str, str]) -> Path:
     return Path(args["model_repository"]) / args["model_version"]
 
 
-def _raw(request: Any) -> RawRequest:
+def _raw(request: Any, tracing: bool) -> RawRequest:
     inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     flags = request.flags()
     timeout_us = request.timeout()
@@ -176,6 +177,7 @@ def _raw(request: Any) -> RawRequest:
         timeout_s=timeout_us / 1e6 if timeout_us else None,
         cancelled=request.is_cancelled,
         request_id=request.request_id(),
+        traced=parent_of(request.trace().get_context()) if tracing else "",
     )
 
 

@@ -72,12 +72,14 @@ _TIMEOUT_S = 20.0
 
 class Stranger:
     """Sends requests; `send` gives (kind, outcome). Outcomes: "answered", "refused", or what broke
-    at the transport ("hung up"); a request that is not answered in time raises TimeoutError."""
+    at the transport ("hung up"); a request that is not answered in time raises TimeoutError.
+    last: what was sent last."""
 
     def __init__(self, endpoints: Any, seed: int, sessions: int = 12) -> None:
         self._draw = random.Random(seed)
         self._ids = [seed * 10_000 + n for n in range(1, sessions + 1)]
         self._begun: set[int] = set()
+        self.last = b""
         self._address = endpoints.http
         self._channel = grpc.insecure_channel(
             endpoints.grpc, options=[("grpc.max_reconnect_backoff_ms", 300)]
@@ -269,6 +271,7 @@ class Stranger:
 
     def _call(self, method: str, data: bytes) -> str:
         call = self._channel.unary_unary(_METHOD + method)
+        self.last = method.encode() + b" " + data
         try:
             call(data, timeout=_TIMEOUT_S, wait_for_ready=True)
         except grpc.RpcError as error:
@@ -353,6 +356,7 @@ class Stranger:
         sent = head + text + data
         if draw.random() < 0.3:
             sent = self._damaged(sent)
+        self.last = sent
         host, port = self._address.rsplit(":", 1)
         try:
             with socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as connection:
@@ -367,6 +371,7 @@ class Stranger:
 
     def _post(self, path: str, body: dict[str, Any], data: bytes) -> str:
         text = json.dumps(body).encode()
+        self.last = path.encode() + b" " + text
         headers = {
             "Inference-Header-Content-Length": str(len(text)),
             "Content-Type": "application/octet-stream",

@@ -21,6 +21,7 @@ from worldserve.commands.serving import ServingConfig, serve
 from worldserve.runtime import ColdStore, RuntimeConfig
 from worldserve.settings import default_instances
 from worldserve.supervisor import SupervisorConfig
+from worldserve.tracing import Tracing
 from worldserve.validate import Finding, Needs, Port, passed, validate
 
 __all__ = ["size_bytes", "up", "validate_env"]
@@ -139,6 +140,13 @@ def up(
             help="Append what is asked of the cache and stored to this file, for replays."
         ),
     ] = None,
+    trace_url: Annotated[
+        str | None,
+        typer.Option(help="OpenTelemetry collector, as http://collector:4318/v1/traces."),
+    ] = None,
+    trace_rate: Annotated[
+        int, typer.Option(min=1, help="One of so many requests is traced; 1 is each.")
+    ] = Tracing.rate,
     attempts: Annotated[
         int, typer.Option(min=1, help="Attempts to bring a model back before giving up.")
     ] = SupervisorConfig.max_attempts,
@@ -177,6 +185,7 @@ def up(
             warm_dir=(warm_dir or _cache_dir() / "warm").resolve(),
             objects_dir=(objects_dir or _cache_dir() / "objects").resolve(),
             run_dir=run_dir.resolve() if run_dir is not None else None,
+            tracing=Tracing(trace_url, trace_rate) if trace_url is not None else None,
         )
 
     config, serving = _configure(
