@@ -65,8 +65,9 @@ $(VENV)/.serve: requirements.lock pyproject.toml | $(BIN)/python
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.lock $(VENV)/.serve
+$(VENV)/.dev: requirements-dev.lock requirements-semantic.lock $(VENV)/.serve
 	$(PIP) -r requirements-dev.lock
+	$(PIP) --no-deps -r requirements-semantic.lock
 	@touch $@
 
 $(VENV)/.train: requirements-train.lock $(VENV)/.serve

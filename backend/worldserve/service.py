@@ -204,13 +204,13 @@ class WorldService:
     def put(self, raw: RawRequest, deliver: Callable[[Reply | Exception], None]) -> None:
         """Have a request answered; `deliver` is called once, also with what is wrong with it."""
         deliver = self._accounts.of(raw, deliver)
-        if raw.parameters.get("mode") == "warm":
-            self._warmth.answer(raw, deliver)
-            return
         try:
             deliver = self._gate.enter(raw, deliver)
         except Overloaded as error:
             deliver(error)
+            return
+        if raw.parameters.get("mode") == "warm":
+            self._warmth.answer(raw, deliver)
             return
         if "FRAMES_ENCODED" in raw.inputs:
             # Decoding takes milliseconds, in which other sessions' requests must come in.

@@ -157,8 +157,9 @@ class Warmth:
         recipes, request = self._recipes, turn.request
         if recipes is None or request.cache != "on":
             return
+        # KEEP goes before a warm-up that is asked for in the same moment, and is never dropped.
         self._parts.background.submit(
-            Urgency.LATER, lambda _: recipes.add(request, turn.here.context)
+            Urgency.KEEP, lambda _: recipes.add(request, turn.here.context)
         )
 
     def ask(self, prompt: str, tenant: str, done: Callable[[float | Exception], None]) -> None:

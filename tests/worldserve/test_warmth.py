@@ -8,6 +8,7 @@ from tiny_world import HELD, TINY, Truth, clip, equal
 
 from ctrlcache.errors import InvalidInput
 from ctrlcache.events import Warmed
+from worldserve.gate import Overloaded
 from worldserve.models.tiny import TinyWorldModel
 
 
@@ -127,3 +128,15 @@ def test_a_warm_up_is_no_session(served):
     assert client.service.sessions.count() == before
     with pytest.raises(InvalidInput, match="prompt"):
         warm(client, 7)
+
+
+def test_warm_ups_take_places_as_requests_do(served):
+    """As many as may wait do; the next one is refused at once, and the others are answered."""
+    client, _ = served(max_waiting=2)
+    asked = dict(start=True, end=True, mode="warm", prompt="push the cube")
+    with client.service.background.floor():
+        waiting = [client.send(HELD, f"w{n}", **asked) for n in range(2)]
+        with pytest.raises(Overloaded, match="max_waiting"):
+            client.ask(HELD, "w2", **asked)
+    for outcome in waiting:
+        assert outcome()["CONFIDENCE"] == 0
