@@ -133,7 +133,7 @@ def test_a_warm_up_is_no_session(served):
 def test_warm_ups_take_places_as_requests_do(served):
     """As many as may wait do; the next one is refused at once, and the others are answered."""
     client, _ = served(max_waiting=2)
-    asked = dict(start=True, end=True, mode="warm", prompt="push the cube")
+    asked = {"start": True, "end": True, "mode": "warm", "prompt": "push the cube"}
     with client.service.background.floor():
         waiting = [client.send(HELD, f"w{n}", **asked) for n in range(2)]
         with pytest.raises(Overloaded, match="max_waiting"):
