@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from worldserve.background import Handle
 from worldserve.models.protocol import Float
 
-__all__ = ["Agenda"]
+__all__ = ["Agenda", "Work"]
+
+
+class Work(Protocol):
+    """A piece of work that was submitted (`background.Handle`, `siblings.Errand`)."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it waits or is being done."""
+        ...
+
+    def postpone(self) -> None:
+        """Nothing hurries any more."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +31,7 @@ class _Item:
     session: bytes
     space: bytes
     control: Float
-    handle: Handle
+    handle: Work
 
 
 class Agenda:
@@ -39,7 +52,7 @@ class Agenda:
                 for item in self._items
             )
 
-    def add(self, session: bytes, space: bytes, control: Float, handle: Handle) -> None:
+    def add(self, session: bytes, space: bytes, control: Float, handle: Work) -> None:
         with self._lock:
             self._prune()
             self._items.append(_Item(session, space, control, handle))

@@ -95,6 +95,8 @@ class Background:
         #: Pieces of work that there was no room for, and that could not be done (a session that
         #: cannot be restored any more, a tier that is gone).
         self.dropped = self.refused = 0
+        #: Told, often, whether there is nothing to do; quick.
+        self.on_idle: Callable[[bool], None] | None = None
         self._thread = threading.Thread(target=self._run, name="background", daemon=True)
         self._thread.start()
 
@@ -105,11 +107,13 @@ class Background:
         """Background work (but KEEP) rests while any thread is in here."""
         with self._condition:
             self._talking += 1
+            self._tell()
         try:
             yield
         finally:
             with self._condition:
                 self._talking -= 1
+                self._tell()
                 self._condition.notify_all()
 
     def give_way(self, at_most_s: float = 0.02) -> None:
@@ -137,6 +141,7 @@ class Background:
             task = _Task(urgency, order, number, work, key)
             heapq.heappush(self._queue, task)
             self._shed()
+            self._tell()
             self._condition.notify_all()
             return Handle(self, task)
 
@@ -165,6 +170,10 @@ class Background:
             self._closed = True
             self._condition.notify_all()
         self._thread.join(timeout_s)
+
+    def _tell(self) -> None:
+        if self.on_idle is not None:
+            self.on_idle(not (self._talking or self._queue or self._running))
 
     def _shed(self) -> None:
         waiting = [t for t in self._queue if t.urgency in _OPTIONAL and not t.dropped]
@@ -217,6 +226,7 @@ class Background:
         with self._condition:
             task.done = True
             self._running = [other for other in self._running if other is not task]
+            self._tell()
             self._condition.notify_all()
 
     def _checkpoint(self, task: _Task) -> None:

@@ -45,10 +45,11 @@ class ServeOptions:
 
     Thinking time: background is whether there is any. probe_radius: 0 for the calibrated one.
     probe_batch: probes per rollout. keep_probes: they are couplets of their own. prefetch: predict
-    along the hand's motion. error_samples: share of approximate answers that are checked afterwards
-    against a full computation. warmup_share: how much of the hot tier is filled from the warm one
-    before the model is ready. keep_previous: how many warm directories are kept as they were before
-    another model was served from them.
+    along the hand's motion. share_thinking: idle instances probe for busy ones. error_samples:
+    share of approximate answers that are checked afterwards against a full computation.
+    warmup_share: how much of the hot tier is filled from the warm one before the model is ready.
+    keep_previous: how many warm directories are kept as they were before another model was served
+    from them.
 
     Features (docs/worldcache.md): features_l1_mib of them as they are and features_l2_mib packed,
     in each instance; 0 and 0 keeps none. features_disk_mib in features_dir, by default beside the
@@ -92,6 +93,7 @@ class ServeOptions:
     probe_batch: int = 8
     keep_probes: bool = False
     prefetch: bool = True
+    share_thinking: bool = True
     error_samples: float = 0.02
     warmup_share: float = 0.0
     keep_previous: int = 1

@@ -29,7 +29,8 @@ Deliver = Callable[[Reply | Exception], None]
 
 class Scheduler:
     """batch_wait_s: how long a batch that must be computed waits for a request of a session that
-    was active a moment ago; nobody else active, no wait. most: requests in one batch."""
+    was active a moment ago; nobody else active, no wait. most: requests in one batch. when_idle:
+    calls what it is given when nothing is left of thinking time, the background's by default."""
 
     def __init__(
         self,
@@ -37,8 +38,10 @@ class Scheduler:
         background: Background,
         batch_wait_s: float = 0.002,
         most: int = 16,
+        when_idle: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._engine = engine
+        self._when_idle = when_idle or background.when_idle
         self._background = background
         self._batch_wait_s = batch_wait_s
         self._most = most
@@ -60,7 +63,7 @@ class Scheduler:
             self._deliver[id(request)] = deliver
         if request.drain:
             # Behind everything that thinking time is for, without keeping others waiting.
-            self._background.when_idle(lambda: self._enqueue(request))
+            self._when_idle(lambda: self._enqueue(request))
         else:
             self._enqueue(request)
 

@@ -16,7 +16,7 @@ from ctrlcache.key import space_id
 from ctrlcache.metrics import Scored, Sink, ignore
 from ctrlcache.scores import Scores, probe_controls, scores_from_probes
 from ctrlcache.templates import lineage
-from worldserve.agenda import Agenda
+from worldserve.agenda import Agenda, Work
 from worldserve.background import Background, Urgency
 from worldserve.cold import TaskTemplates
 from worldserve.drawing import Drawing, slope_id, token_slope
@@ -26,7 +26,7 @@ from worldserve.recall import Made, Present, Recall
 from worldserve.rendering import marked
 from worldserve.session import Session
 
-__all__ = ["Bench", "Keeper", "Place", "Scorer", "ThinkingConfig"]
+__all__ = ["Bench", "Helpers", "Keeper", "Place", "Scorer", "ThinkingConfig"]
 
 
 class Keeper(Protocol):
@@ -41,6 +41,13 @@ class Keeper(Protocol):
     def put_blob(
         self, id: bytes, array: NDArray[Any], cost_ms: float = 0.0, flush: bool = True
     ) -> None: ...
+
+
+class Helpers(Protocol):
+    """What scoring needs of `worldserve.siblings.Siblings`."""
+
+    def idle(self) -> bool: ...
+    def ask(self, place: Place, couplet: bytes, lineage: str) -> Work: ...
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,8 @@ class Scorer:
         drawing: Drawing,
         on_event: Sink = ignore,
     ) -> None:
+        #: Other instances, which may have time when this one has none.
+        self.helpers: Helpers | None = None
         self._bench = bench
         self._keeper = bench.keeper
         self._background = background
@@ -175,11 +184,24 @@ class Scorer:
         reach = max(self._trusted_by_past(place, couplet), self._trusted_by_task(couplet, task))
         # Nothing hurries in a context that was left, or where what was taken over goes far enough.
         hurry = couplet.space == now_in and reach < self._config.probe_radius
+        if hurry and self.helpers is not None and self.helpers.idle():
+            errand = self.helpers.ask(place, couplet.id, couplet.lineage)
+            self._agenda.add(key, couplet.space, couplet.control, errand)
+            return
         handle = self._background.submit(
             Urgency.SCORE if hurry else Urgency.LATER,
             lambda checkpoint: self._probe(place, couplet, checkpoint),
         )
         self._agenda.add(key, couplet.space, couplet.control, handle)
+
+    def probe_for(
+        self, place: Place, couplet_id: bytes, lineage: str, checkpoint: Checkpoint
+    ) -> None:
+        """Probe around a couplet that another instance has computed."""
+        fields = ("tokens", "slice", "frames")
+        couplet = self._keeper.fetch(couplet_id, fields)
+        if couplet is not None and not couplet.lossy:
+            self._probe(place, replace(couplet, lineage=lineage), checkpoint)
 
     def _trusted_by_neighbour(self, couplet: Couplet) -> bool:
         """Admit a couplet with the trust of a scored one in its context; whether there is one."""

@@ -26,7 +26,7 @@ from worldserve.logs import fields
 from worldserve.models.protocol import Checkpoint, RolloutInput
 from worldserve.opening import Turn
 from worldserve.recall import Made, Present
-from worldserve.scoring import Bench, Place, Scorer, ThinkingConfig
+from worldserve.scoring import Bench, Helpers, Place, Scorer, ThinkingConfig
 from worldserve.session import tokens_id
 
 __all__ = ["Thinking"]
@@ -60,6 +60,14 @@ class Thinking:
             bench, self._scorer, background, self._agenda, templates, drawing
         )
         self._random = random.Random(0)
+
+    def helped_by(self, helpers: Helpers) -> None:
+        """Let others probe where they have nothing else to do."""
+        self._scorer.helpers = helpers
+
+    def probe_for(self, place: Place, couplet: bytes, lineage: str, checkpoint: Checkpoint) -> None:
+        """See `Scorer.probe_for`."""
+        self._scorer.probe_for(place, couplet, lineage, checkpoint)
 
     def answered(
         self, turn: Turn, answer: Answer | None, present: Present | None, made: list[Made]

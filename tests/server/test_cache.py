@@ -230,6 +230,28 @@ def test_two_instances_share_everything(start_tiny, connect):
     eventually(both)
 
 
+def test_an_idle_instance_probes_for_a_busy_one(start_tiny, connect):
+    """One user, two instances: the one that does not answer him scores what the other computed."""
+    runtime = start_tiny(instances=2)
+    wire = connect(runtime)
+
+    def probes(instance):
+        labels = {"instance": f"world_model_0_{instance}", "score": "probe"}
+        return metric(runtime.endpoints, "ctrlcache_score_seconds_count", **labels)
+
+    def computed(instance):
+        labels = {"instance": f"world_model_0_{instance}", "source": "computed"}
+        return metric(runtime.endpoints, "ctrlcache_answers_total", **labels)
+
+    wire.ask(HELD, 1, frames=clip(3, seed=70), start=True)
+    wire.ask(-HELD, 1)
+    got = wire.ask(HELD, 1, drain=True)
+    assert np.isfinite(got["SCORES"]).all()
+    eventually(lambda: sum(map(probes, range(2))) == 2)
+    [answering] = [i for i in range(2) if computed(i)]
+    assert probes(1 - answering)
+
+
 def test_marked_sessions_never_mix(start_tiny, repository, connect):
     """Few places, many sessions, none ended, over the ensemble and two instances: each session
     sees its own frames, whenever it comes back."""
