@@ -177,7 +177,7 @@ class WorldService:
         places = {"shm": config.hot.directory}
         if config.warm.dir is not None:
             places["warm"] = config.warm.dir
-        self._vitals = Vitals(self.cache, self.sessions, places, on_event)
+        self._vitals = Vitals(self.cache, self.sessions, self.background, places, on_event)
         self._spans = Spans(options.trace_url, name) if options.trace_url else None
         self._accounts = Accounts(on_event, spans=self._spans)
         self._gate = Gate(options.max_waiting, options.max_waiting_of_session)

@@ -210,6 +210,15 @@ class Warmed:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class BackgroundLost:
+    """Background work that was not done. reason: `dropped` (no room for it among what waits), or
+    `refused` (it could not be done: a session that is gone, a tier that is away)."""
+
+    reason: str
+    count: int = 1
+
+
 Event = (
     Lookup
     | Answered
@@ -233,6 +242,7 @@ Event = (
     | StoreEvicted
     | StoreLookup
     | Warmed
+    | BackgroundLost
 )
 #: Takes an event; quick, thread-safe, and never raises for an event it does not care about.
 Sink = Callable[[Event], None]

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from ctrlcache.events import (
     Admitted,
     Answered,
+    BackgroundLost,
     BlocksDecided,
     Calibrated,
     ColdRequest,
@@ -50,6 +51,7 @@ __all__ = [
     "METRICS",
     "Admitted",
     "Answered",
+    "BackgroundLost",
     "BlocksDecided",
     "Calibrated",
     "ColdRequest",
@@ -116,6 +118,8 @@ _REASONS = _each(
 _COLD = _each(
     "hit", "miss", "error", "unreachable", "timeout", "denied", "no_bucket", "garbage", "too_large"
 )
+
+_LEVELS, _HOW = _each("l1", "l2"), _each("semantic")
 
 METRICS: tuple[Metric, ...] = (
     Metric("ctrlcache_lookups_total", "counter", "Look-ups by outcome.", ("tier", "result")),
@@ -191,6 +195,13 @@ METRICS: tuple[Metric, ...] = (
         "Times a device's calibration changed.",
         initial=((),),
     ),
+    Metric(
+        "ctrlcache_background_lost_total",
+        "counter",
+        "Scores, probes and prefetches that were not done.",
+        ("reason",),
+        initial=_each("dropped", "refused"),
+    ),
     Metric("ctrlcache_heartbeat_seconds", "gauge", "Unix time at which the instance last ran."),
     Metric(
         "ctrlcache_corrupt_total",
@@ -206,11 +217,25 @@ METRICS: tuple[Metric, ...] = (
         ("result",),
         initial=_COLD,
     ),
-    Metric("worldcache_blocks_total", "counter", "Generator blocks by decision.", ("decision",)),
+    Metric(
+        "worldcache_blocks_total",
+        "counter",
+        "Generator blocks by decision.",
+        ("decision",),
+        initial=_each("computed", "reused"),
+    ),
     Metric("worldcache_store_bytes", "gauge", "Bytes in a feature store level.", ("level",)),
-    Metric("worldcache_evictions_total", "counter", "Features evicted.", ("level",)),
-    Metric("worldcache_lookups_total", "counter", "Features asked for.", ("level", "result")),
-    Metric("worldcache_warmed_total", "counter", "Features loaded ahead.", ("how",)),
+    Metric(
+        "worldcache_evictions_total", "counter", "Features evicted.", ("level",), initial=_LEVELS
+    ),
+    Metric(
+        "worldcache_lookups_total",
+        "counter",
+        "Features asked for.",
+        ("level", "result"),
+        initial=(("l1", "hit"), ("l2", "hit"), ("l3", "hit"), ("none", "miss")),
+    ),
+    Metric("worldcache_warmed_total", "counter", "Features loaded ahead.", ("how",), initial=_HOW),
 )
 
 
@@ -298,6 +323,8 @@ class Translator:
                 return (Measurement("worldcache_evictions_total", (level,), count),)
             case StoreLookup(level, result):
                 return (Measurement("worldcache_lookups_total", (level, result), 1),)
+            case BackgroundLost(reason, count):
+                return (Measurement("ctrlcache_background_lost_total", (reason,), count),)
             case Warmed(how, count):
                 return (Measurement("worldcache_warmed_total", (how,), count),)
         return ()

@@ -352,6 +352,67 @@ CACHE = [
     ),
 ]
 
+FEATURES = rate("worldcache_lookups_total", "instance")
+FOUND = rate("worldcache_lookups_total", "instance", 'result="hit"')
+BLOCKS = rate("worldcache_blocks_total", "instance")
+REUSED = rate("worldcache_blocks_total", "instance", 'decision="reused"')
+
+WORLDCACHE = [
+    panel(
+        "Features found",
+        "Share of the features asked for that a level had.",
+        [(f"{FOUND} / ({FEATURES} > 0)", "{{instance}}")],
+        "percentunit",
+    ),
+    stacked(
+        "Features asked for",
+        "By the level that had them; none: encoded anew.",
+        [(rate("worldcache_lookups_total", "level"), "{{level}}")],
+        "ops",
+    ),
+    stacked(
+        "Bytes kept",
+        "In each level, of all instances: l1 as they are, l2 packed, l3 on disk.",
+        [(gauge("worldcache_store_bytes", "level", fold="sum"), "{{level}}")],
+        "bytes",
+    ),
+    panel(
+        "Features evicted",
+        "From l1 into l2, and out of l2.",
+        [(rate("worldcache_evictions_total", "level"), "{{level}}")],
+        "ops",
+    ),
+    stacked(
+        "Generator blocks",
+        "Computed, and reused from an earlier step; only with more than one step.",
+        [(rate("worldcache_blocks_total", "decision"), "{{decision}}")],
+        "ops",
+    ),
+    panel(
+        "Blocks reused",
+        "Share of the generator's blocks that reuse left out.",
+        [
+            (
+                f"{REUSED} / clamp_min({BLOCKS}, 1e-9)",
+                "{{instance}}",
+            )
+        ],
+        "percentunit",
+    ),
+    panel(
+        "Loaded ahead",
+        "Features and answers warmed up for a prompt, by how it was chosen.",
+        [(rate("worldcache_warmed_total", "how"), "{{how}}")],
+        "ops",
+    ),
+    panel(
+        "Thinking that was lost",
+        "Scores and prefetches that were not done: no room among what waits, or not possible.",
+        [(rate("ctrlcache_background_lost_total", "reason"), "{{reason}}")],
+        "ops",
+    ),
+]
+
 DASHBOARDS = {
     "serving.json": dashboard(
         "ctrlcache-serving",
@@ -361,6 +422,12 @@ DASHBOARDS = {
     ),
     "cache.json": dashboard(
         "ctrlcache-cache", "CtrlCache: cache", "Tiers, trust and what is stored.", CACHE
+    ),
+    "worldcache.json": dashboard(
+        "ctrlcache-worldcache",
+        "CtrlCache: WorldCache",
+        "Features across generations, reuse within them, and thinking time.",
+        WORLDCACHE,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Draw both dashboards from a running Prometheus, without Grafana:
+"""Draw all dashboards from a running Prometheus, without Grafana:
 
 python docker/grafana/picture.py http://127.0.0.1:9090 --minutes 60 --out docs/images/dashboards.png
 """
@@ -19,7 +19,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-DASHBOARDS = ("serving.json", "cache.json")
+DASHBOARDS = ("serving.json", "cache.json", "worldcache.json")
 COLUMNS, POINTS = 5, 240
 
 

@@ -54,6 +54,12 @@ EVENTS: list[tuple[m.Event, str, dict[str, str], float]] = [
     (m.SessionCount(5, 9), "ctrlcache_sessions_limit", {}, 9),
     (m.Calibrated(True), "ctrlcache_calibrated", {}, 1),
     (m.EpochBegan(), "ctrlcache_calibration_epochs_total", {}, 1),
+    (
+        m.BackgroundLost("dropped", 3),
+        "ctrlcache_background_lost_total",
+        {"reason": "dropped"},
+        3,
+    ),
     (m.Heartbeat(17.0), "ctrlcache_heartbeat_seconds", {}, 17),
     (m.Corrupt("warm"), "ctrlcache_corrupt_total", {"tier": "warm"}, 1),
     (m.ColdRequest("timeout"), "ctrlcache_cold_requests_total", {"result": "timeout"}, 1),

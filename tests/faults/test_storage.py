@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,41 @@ def test_the_disk_is_full(stand, crowd, verdict, tmp_path):
     row = verdict("disk of the warm tier full", people, server)
     assert row.refused == 0
     assert not server.events()
+
+
+@pytest.mark.slow
+def test_the_warm_directory_becomes_read_only(stand, crowd, verdict, tmp_path):
+    """Nothing in it can be written, made or removed: it is counted and told, answers go on, and so
+    does writing as soon as it may."""
+    if not refuse_writes(tmp_path, True):
+        pytest.skip("files cannot be made immutable here (chattr, as root, on ext4 or xfs)")
+    refuse_writes(tmp_path, False)
+    server = stand()
+    people = crowd(server)
+    people.settle()
+    people.until(lambda: warm_entries(server) > 0)
+    try:
+        assert refuse_writes(server.warm_dir, True)
+        people.struck()
+        people.recovered()
+        people.until(lambda: (metric(server.endpoints, "ctrlcache_tier_failures_total") or 0) > 0)
+        assert people.work(10) > 0
+        before = warm_entries(server)
+    finally:
+        refuse_writes(server.warm_dir, False)
+    people.until(lambda: warm_entries(server) > before)
+    row = verdict("warm directory read-only", people, server)
+    assert row.refused == 0
+    assert not server.events()
+    assert "goes on without" in (server.run_dir / "logs" / "tritonserver.log").read_text()
+
+
+def refuse_writes(directory: Path, refuse: bool) -> bool:
+    """Make all of it immutable, also for whoever has it open, or undo that; whether it works."""
+    command = ["chattr", "-R", "+i" if refuse else "-i", str(directory)]
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.slow
