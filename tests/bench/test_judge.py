@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.markdown import Markdown
 
 from worldserve.bench.judge import contradiction, judge, psnr_db, ssim
+from worldserve.bench.report import SuiteReport, markdown
+from worldserve.bench.rivals import RIVALS
 from worldserve.bench.scoreboard import Played, scaled_deadline_ms, score, speed_up
 from worldserve.sequence_client import Reply
 
@@ -98,6 +104,40 @@ def test_a_score_counts_what_is_there():
     assert found.misses == pytest.approx(0.2)
     assert found.operation_right == pytest.approx(0.8)
     assert found.worst_ms == 200
+
+
+def test_reuse_between_steps_is_no_approximate_answer():
+    """Frames that were drawn with reuse are judged, but no bound was stated for their states."""
+    rows = answers([10.0] * 3, bound=0.0, error=0.0, tier="none", psnr_db=40.0)
+    made = played("worldcache", [*rows, *answers([10.0], exact=True, psnr_db=np.inf)])
+    made.sessions[0]["worldcache"] = {"blocks reused": 3.0, "blocks computed": 9.0}
+    found = score(made, 100, 150)
+    assert (found.approximate, found.over_bound, found.reusing) == (0, 0, 0.75)
+    assert (found.psnr_db, found.blocks_reused, found.features_found) == (40, 0.25, None)
+
+
+def test_tables_fit_a_terminal():
+    """Eighty columns, also where figures and names are long."""
+    name = max(RIVALS, key=len)
+    slow = [1234.5, 99_999.9]
+    sides = {"recompute": slow, "stateful": slow, name: [1.0, 1000.0]}
+    rows = {
+        key: played(key, answers(took, gripper_off_cm=12.345, object_off_cm=12.345))
+        for key, took in sides.items()
+    }
+    for one in rows.values():
+        one.sessions[0]["worldcache"] = {"lookups hit": 1.0, "blocks computed": 1.0}
+    scores = {key: score(one, 100, 150) for key, one in rows.items()}
+    text = markdown([SuiteReport("kitchen", "model", 2, 123.4, scores, rows)], {})
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(tables) > 20
+    assert max(map(len, tables)) <= 80
+    console = Console(width=80, file=io.StringIO())
+    console.print(Markdown(text))
+    shown = console.file.getvalue()
+    assert "times faster than recompute, p50" in shown  # in one piece
+    assert f"{scores[name].p99_ms:.1f}" in shown
+    assert name in shown
 
 
 def test_speed_up_has_the_spread_of_its_sessions():

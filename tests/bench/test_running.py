@@ -60,6 +60,8 @@ def test_round_compares_like_with_like():
         (["cellar"], "unknown suite 'cellar'"),
         (["kitchen", "--rival=nobody"], "unknown rival 'nobody'"),
         (["kitchen", "--control-trace=/nowhere.csv"], "/nowhere.csv"),
+        (["kitchen", "--set=nonsense"], "--set 'nonsense'; expected key=value"),
+        (["kitchen", "--set=weights_dir=/nowhere"], "/nowhere"),
     ],
 )
 def test_what_cannot_be_played_is_named(arguments, message):
@@ -73,3 +75,20 @@ def test_what_cannot_be_played_is_named(arguments, message):
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.server
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ctrlcache.cli", "benchmark", "kitchen", "--steps=1000"),
+            *("--clips=1", "--asks=2", f"--work={tmp_path}", f"--out={tmp_path}"),
+        ],
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "generator_steps must be from 1 to 64, got 1000" in done.stderr
+    assert "Traceback (most recent call last)" not in done.stderr.splitlines()[0]

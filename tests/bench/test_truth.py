@@ -70,3 +70,8 @@ def test_truths_are_kept_and_shipped(recorded, tmp_path):
     reader._simulators[clip.suite, clip.operation] = None  # as where it is not installed
     assert np.array_equal(reader.of(clip, actions), there[-1:])
     assert reader.of(clip, [*actions, *actions]) is None
+    # A shorter session of the same user has the beginning of what is shipped.
+    truths.ship("edudemo", [(clip, [*actions, *actions])])
+    reader = Truths(tmp_path / "elsewhere", tmp_path)
+    reader._simulators[clip.suite, clip.operation] = None
+    assert np.array_equal(reader.of(clip, actions, [*actions, *actions]), there[-1:])

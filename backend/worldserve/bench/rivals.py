@@ -40,7 +40,9 @@ class Play(Protocol):
         """Wait for whatever the server does after its replies."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, drain: bool = False) -> None:
+        """The session ends; drain: with nothing left to be done of it."""
+        ...
 
 
 class Stateful:
@@ -69,9 +71,9 @@ class Stateful:
     def settle(self) -> None:
         self._wire.tell(self._nothing(), drain="true", **self._where(None))
 
-    def close(self) -> None:
+    def close(self, drain: bool = False) -> None:
         if self._wire.started:
-            self._wire.tell(self._nothing(), end=True)
+            self._wire.tell(self._nothing(), end=True, drain="true" if drain else "false")
 
     def moved(self, action: Action) -> None:
         """The question was answered elsewhere; the session still has to go where it went."""
@@ -154,7 +156,7 @@ class Recomputed:
     def settle(self) -> None:
         return None
 
-    def close(self) -> None:
+    def close(self, drain: bool = False) -> None:
         return None
 
 
@@ -199,8 +201,8 @@ class Remembered:
     def settle(self) -> None:
         self._behind.settle()
 
-    def close(self) -> None:
-        self._behind.close()
+    def close(self, drain: bool = False) -> None:
+        self._behind.close(drain)
 
 
 def _looks_elsewhere(clip: Clip, action: Action) -> bool:

@@ -34,12 +34,14 @@ _CELL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """One user on one clip. source: `model` for modelled users, else the recording's name."""
+    """One user on one clip. source: `model` for modelled users, else `hands`. whole: the actions of
+    the default user, where these are the beginning of them."""
 
     clip: Clip
     user: int
     source: str
     actions: Sequence[Action] = field(repr=False)
+    whole: Sequence[Action] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -135,7 +137,7 @@ def _play(
             # Judging takes its time out of the pause.
             time.sleep(max(0.0, ends_s - time.perf_counter()))
         after(0.0 if plan.drain else action.pause_s)
-    play.close()
+    play.close(plan.drain)
     if rival.name == REFERENCE:
         _keep(plan.work / REFERENCE / f"{session.name}.npz", judge_of.replies)
     return judge_of.rows
@@ -151,7 +153,7 @@ class _Judge:
             self._uncached = _Uncached(plan.work / REFERENCE, session)
         self._truth = None
         if plan.truths is not None:
-            self._truth = plan.truths.of(session.clip, session.actions)
+            self._truth = plan.truths.of(session.clip, session.actions, session.whole)
         self._places = _places(session)
         self._earlier: dict[tuple[Any, ...], Controls] = {}
         self.rows: list[dict[str, Any]] = []

@@ -62,12 +62,16 @@ class Truths:
         self._simulators: dict[tuple[str, str], Simulator | None] = {}
         self._files: dict[str, dict[str, Controls]] = {}
 
-    def of(self, clip: Clip, actions: Sequence[Action]) -> Controls | None:
-        """(Q, P), or None where they are not known and cannot be simulated here."""
+    def of(
+        self, clip: Clip, actions: Sequence[Action], whole: Sequence[Action] = ()
+    ) -> Controls | None:
+        """(Q, P), or None where they are not known and cannot be simulated here. whole: the longer
+        session, if any, that `actions` are the beginning of."""
         key = _key(actions)
-        known = self._known(clip.suite).get(key)
+        shipped = self._known(clip.suite)
+        known = shipped.get(key, shipped.get(_key(whole)))
         if known is not None:
-            return known
+            return known[: sum(action.asks for action in actions)]
         path = self._made / f"{key}.npy"
         if path.exists():
             loaded: Controls = np.load(path)
