@@ -29,48 +29,15 @@ from worldserve.models.protocol import Float, Pixels, RolloutInput, WorldModel
 from worldserve.opening import Opener, Turn
 from worldserve.recall import Made, Present, Recall
 from worldserve.rendering import draw
+from worldserve.replying import STAGES, Answer, account_of, is_complete, outputs_of, wants_answer
 from worldserve.request import Request
 from worldserve.session_store import SessionNotFound, SessionStore
 
 __all__ = ["STAGES", "Abandonment", "Answer", "Couplets", "Engine", "Reply", "Thinker"]
 
-#: Outputs that need a prediction; a request for none of them only shows frames or moves.
-_PREDICTIVE = frozenset(
-    {
-        "PREDICTED_FRAMES",
-        "STATE",
-        "PHYSICS",
-        "CONFIDENCE",
-        "CACHE_TIER",
-        "EXACT",
-        "ERROR_BOUND",
-        "SCORES",
-    }
-)
-STAGES = ("align", "encode", "lookup", "dynamics", "decode", "total")
-
 
 class Abandonment(CtrlCacheError):
     """Nobody waits for the answer any more: the caller cancelled, or his time is up."""
-
-
-@dataclass(eq=False)
-class Answer:
-    """What is known of one plan in one context. couplet: what was found or made.
-
-    states (H, S): the couplet's own, or migrated to the plan where `exact` is False. frames: where
-    they are known; else they can be drawn from `tokens` (H, N, D). elsewhere: the frames of a
-    further view, where one was asked for.
-    """
-
-    couplet: Couplet
-    states: Float
-    frames: Pixels | None
-    tokens: Float | None
-    tier: str
-    exact: bool
-    bound: float
-    elsewhere: Pixels | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +144,7 @@ class Engine:
         for work in self._wanted(works, send):
             with self._stop_at(work, works, send):
                 self._look_up(work)
-                if self._complete(work):
+                if is_complete(work.turn, work.answer):
                     self._finish(work, send)
                     works.remove(work)
         return works
@@ -188,7 +155,7 @@ class Engine:
         if turn.restore:
             # A seek succeeds only where the present it leads to can really be computed.
             self._remember(work)
-        if turn.request.cache == "on" and self._wants_answer(turn):
+        if turn.request.cache == "on" and wants_answer(turn):
             budget = turn.request.max_error
             query = Query(
                 space=turn.space,
@@ -253,7 +220,7 @@ class Engine:
         by_horizon: dict[int, list[_Work]] = {}
         for work in self._wanted(works, send):
             with self._stop_at(work, works, send):
-                if work.answer is None and self._wants_answer(work.turn):
+                if work.answer is None and wants_answer(work.turn):
                     by_horizon.setdefault(len(work.turn.plan), []).append(work)
         for batch in by_horizon.values():
             try:
@@ -327,12 +294,12 @@ class Engine:
     def _finish(self, work: _Work, send: Send) -> None:
         """Write the session, reply, and leave the rest to thinking time."""
         turn = work.turn
-        outputs = self._outputs(work)
+        made = outputs_of(self._model, turn, work.answer)
         if turn.request.canary:
             # It has no session, and nobody remembers it; it wants to know who is alive.
-            if "CACHE_TIER" in outputs:
-                outputs["CACHE_TIER"] = np.array([b"pid:%d" % os.getpid()], np.object_)
-            send(turn.request, Reply(outputs))
+            if "CACHE_TIER" in made:
+                made["CACHE_TIER"] = np.array([b"pid:%d" % os.getpid()], np.object_)
+            send(turn.request, Reply(made))
             return
         if turn.changed:
             self._keep_restorable(work)
@@ -342,8 +309,8 @@ class Engine:
         turn.times_ms["total"] = _ms_since(turn.request.arrived_s)
         if "TIMING_MS" in turn.request.outputs:
             stages = [turn.times_ms.get(stage, 0.0) for stage in STAGES]
-            outputs["TIMING_MS"] = np.array(stages, np.float32)
-        send(turn.request, Reply(outputs, self._account(work)))
+            made["TIMING_MS"] = np.array(stages, np.float32)
+        send(turn.request, Reply(made, account_of(turn, work.answer)))
         self._thinker.answered(turn, work.answer, work.present, work.made)
 
     def _keep_restorable(self, work: _Work) -> None:
@@ -358,63 +325,7 @@ class Engine:
             _, made = self._recall.present(turn.after, turn.conditioning, turn.fresh)
             work.made += made
 
-    def _account(self, work: _Work) -> Answered:
-        turn, answer = work.turn, work.answer
-        if answer is None:
-            source = "none"
-        elif turn.request.cache != "on":
-            source = "bypass"
-        elif answer.tier == "none":
-            source = "computed"
-        else:
-            source = "exact" if answer.exact else "near"
-        seconds = tuple((stage, ms / 1e3) for stage, ms in turn.times_ms.items())
-        return Answered(turn.request.mode, source, seconds)
-
     # -- parts -----------------------------------------------------------------------------------
-
-    def _complete(self, work: _Work) -> bool:
-        """Whether the reply needs no computing of the model."""
-        if not self._wants_answer(work.turn):
-            return True
-        if work.answer is None:
-            return False
-        asked = "PREDICTED_FRAMES" in work.turn.request.outputs
-        return not asked or self._shown(work) is not None
-
-    def _shown(self, work: _Work) -> Pixels | None:
-        if work.answer is None or work.turn.elsewhere is None:
-            return None if work.answer is None else work.answer.frames
-        return work.answer.elsewhere
-
-    def _wants_answer(self, turn: Turn) -> bool:
-        return bool(turn.request.outputs & _PREDICTIVE)
-
-    def _outputs(self, work: _Work) -> dict[str, NDArray[Any]]:
-        wanted, answer = work.turn.request.outputs, work.answer
-        made: dict[str, NDArray[Any]] = {}
-        if answer is None:
-            return made
-        shown = self._shown(work)
-        if "PREDICTED_FRAMES" in wanted and shown is not None:
-            made["PREDICTED_FRAMES"] = shown
-        if "STATE" in wanted:
-            made["STATE"] = answer.states
-        if "PHYSICS" in wanted:
-            made["PHYSICS"] = self._model.physics(answer.states)
-        if "CONFIDENCE" in wanted:
-            made["CONFIDENCE"] = np.array([self._model.confidence(answer.states)], np.float32)
-        if "CACHE_TIER" in wanted:
-            made["CACHE_TIER"] = np.array([answer.tier.encode()], np.object_)
-        if "EXACT" in wanted:
-            redrawn = "PREDICTED_FRAMES" in wanted and work.turn.request.rendering.approximate
-            made["EXACT"] = np.array([answer.exact and not redrawn])
-        if "ERROR_BOUND" in wanted:
-            made["ERROR_BOUND"] = np.array([answer.bound], np.float32)
-        if "SCORES" in wanted:
-            scores = [answer.couplet.stability, answer.couplet.transferability]
-            made["SCORES"] = np.array(scores, np.float32)
-        return made
 
     def _base_frame(self, turn: Turn) -> Pixels:
         """The last frame that was really seen: predicted frames are drawn from it."""
