@@ -43,6 +43,7 @@ from worldserve.request import RawRequest, RequestLimits, parse_request
 from worldserve.scheduler import Scheduler
 from worldserve.scoring import Bench, ThinkingConfig
 from worldserve.session_store import SessionLimits, SessionStore, capacity
+from worldserve.siblings import Siblings
 from worldserve.thinking import Thinking
 from worldserve.tracing import Spans
 from worldserve.upgrade import keep_before_upgrade
@@ -155,6 +156,7 @@ class WorldService:
             drawing,
             on_event,
         )
+        self._siblings = self._open_siblings(config, provenance, thinking)
         engine = Engine(
             self.model,
             self.cache,
@@ -188,7 +190,11 @@ class WorldService:
         )
         self._housekeeper.start()
         self._scheduler = Scheduler(
-            engine, self.background, options.batch_wait_ms / 1e3, options.most_in_batch
+            engine,
+            self.background,
+            options.batch_wait_ms / 1e3,
+            options.most_in_batch,
+            self._when_idle,
         )
 
     @property
@@ -228,13 +234,25 @@ class WorldService:
 
     def drain(self, timeout_s: float = 60.0) -> bool:
         """Wait until thinking time has nothing left to do; whether that was so in time."""
-        return self.background.drain(timeout_s)
+        done = threading.Event()
+        self._when_idle(done.set)
+        return done.wait(timeout_s)
+
+    def _when_idle(self, call: Callable[[], None]) -> None:
+        """Call `call` when nothing is left to do here, nor at siblings for this instance."""
+        siblings = self._siblings
+        if siblings is None:
+            self.background.when_idle(call)
+        else:
+            self.background.when_idle(lambda: siblings.when_done(call))
 
     def close(self) -> None:
         """Answer what waits, write what must not be lost, let go of everything."""
         self._closed.set()
         self._housekeeper.join()
         self._decoders.shutdown()
+        if self._siblings is not None:
+            self._siblings.close()
         self.background.close()
         self._scheduler.close()
         self._templates.close()
@@ -247,6 +265,26 @@ class WorldService:
         if self._warm is not None:
             self._warm.close()
         self._memory.close()
+
+    def _open_siblings(
+        self, config: CacheConfig, provenance: bytes, thinking: Thinking
+    ) -> Siblings | None:
+        """The other instances on the same memory, where there can be any."""
+        options = self.options
+        if not (options.background and options.share_thinking and config.hot.directory):
+            return None
+        directory = Path(config.hot.directory) / "siblings"
+        try:
+            siblings = Siblings(
+                directory, provenance, self.model, self.background, thinking.probe_for
+            )
+        except OSError as error:
+            _log.warning(
+                "instances do not help each other: %s cannot be used: %s", directory, error
+            )
+            return None
+        thinking.helped_by(siblings)
+        return siblings
 
     def _fill_hot(self, config: CacheConfig, share: float) -> None:
         """Load what is worth most from the warm tier, before the first request comes."""
