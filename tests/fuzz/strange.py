@@ -28,18 +28,8 @@ _OUTPUTS = ("PREDICTED_FRAMES", "STATE", "PHYSICS", "CONFIDENCE", "CACHE_TIER", 
 _TYPES = ("BOOL", "UINT8", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES", "FP8", "", "💥")
 _NUMBERS = (0, 1, -1, 2, 7, 127, 255, 256, 65536, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63))
 _TEXTS = (
-    "",
-    "probe",
-    "advance",
-    "seek",
-    "on",
-    "off",
-    "nan",
-    "\0",
-    "a" * 5000,
-    "💥",
-    "../../x",
-    "-1",
+    *("", "probe", "advance", "seek", "on", "off", "nan", "-1"),
+    *("\0", "a" * 5000, "💥", "../../x"),
 )
 _NAMES = (
     "CONTROL",
