@@ -27,12 +27,15 @@ _MOST_USES = 4
 #: Half of the recency is gone after so many of the usual intervals.
 _INTERVALS = 1.0
 _FLOOR = 0.02
+#: How likely a feature of which nothing is known is taken to be asked for.
+_UNTRIED = 0.5 + _FLOOR
 
 
 @dataclass(slots=True)
 class Standing:
-    """What eviction knows of a feature. importance: of its content, 0 to 1. uses: how often it was
-    asked for. dependents: how many others are useless without it."""
+    """What eviction knows of a feature. cost_ms: 0 where it is not known, and then taken to be as
+    usual for its size. importance: of its content, 0 to 1. uses: how often it was asked for.
+    dependents: how many others are useless without it."""
 
     size_bytes: int
     cost_ms: float
@@ -80,9 +83,11 @@ class Scale:
 
     def stored(self, standing: Standing) -> None:
         """A feature came in."""
+        if standing.cost_ms <= 0:
+            return  # nobody knows its cost
         self._stored += 1
         share = 1 / min(self._stored, _MEMORY)
-        value = math.log(_expected(standing, 1.0))
+        value = math.log(_expected(standing, 1.0, self._now))
         self._log_per_byte += share * (value - self._log_per_byte)
         self._now = Usual(math.exp(self._log_per_byte), self._interval_s)
 
@@ -133,7 +138,7 @@ def score(standing: Standing, now_s: float, usual: Usual, weights: Weights = _WE
     """What the feature is worth keeping, 0 to 1; the lowest leaves first. usual: of `Scale`."""
     idle_s = max(0.0, now_s - standing.last_used_s)
     recency = 1 / (1 + idle_s / (_INTERVALS * usual.interval_s))
-    expected = _expected(standing, recency)
+    expected = _expected(standing, recency, usual)
     recompute = expected / (expected + usual.per_byte)
     dependency = 1 - 1 / (1 + standing.dependents)
     return (
@@ -148,7 +153,9 @@ def score(standing: Standing, now_s: float, usual: Usual, weights: Weights = _WE
 Priority = Callable[[Standing, float, Usual], float]
 
 
-def _expected(standing: Standing, recency: float) -> float:
+def _expected(standing: Standing, recency: float, usual: Usual) -> float:
     """Milliseconds per byte that keeping it can be expected to save."""
     likely = recency * (standing.importance + _FLOOR)
+    if standing.cost_ms <= 0:
+        return likely / _UNTRIED * usual.per_byte
     return likely * max(standing.cost_ms, 1e-3) / max(standing.size_bytes, 1)

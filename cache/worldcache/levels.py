@@ -21,21 +21,18 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from ctrlcache.errors import ConfigError, CorruptRecord
+from ctrlcache.errors import ConfigError
 from worldcache.devices import Device, HostDevice, device_share
 from worldcache.disk import Disk, DiskConfig
 from worldcache.eviction import Importance, Scale, Standing, Weights, score
-from worldcache.merge import Packed, pack_alone, restore
-from worldcache.metrics import Corrupt, Sink, StoreEvicted, StoreLookup, StoreSize, ignore
+from worldcache.lower import Lower, Packing
+from worldcache.metrics import Sink, StoreEvicted, StoreLookup, StoreSize, ignore
 from worldcache.shelf import Held, Shelf, touch
-from worldcache.similar import Similar
 
 __all__ = ["Found", "LevelStats", "Levels", "LevelsConfig"]
 
 Array: TypeAlias = NDArray[Any]
 MIB = 1 << 20
-#: Room is made for some more than what is needed now, so that the disk gets larger batches.
-_AHEAD = 0.05
 
 
 @dataclass(frozen=True)
@@ -104,19 +101,27 @@ class Levels:
         l1_bytes = self.config.l1_bytes
         if l1_bytes is None:
             l1_bytes = device_share() or 64 * MIB
-        self._provenance = provenance
         self._on_event = on_event
         self._device = device or HostDevice()
         self._now = now
         self._l1: Shelf[_Raw] = Shelf(l1_bytes, self.config.weights)
         self._l2: Shelf[bytes] = Shelf(self.config.l2_bytes, self.config.weights)
         self._disk = None if self.config.disk is None else Disk(self.config.disk, on_event)
-        self._similar = Similar(provenance, self.config.max_error)
         self._scale = Scale()
         self._importance = Importance()
         #: Held for moments, by everyone; and by whoever moves something, for as long as it takes.
         self._lock = threading.Lock()
         self._moving = threading.RLock()
+        self._below = Lower(
+            self._l2,
+            self._disk,
+            Packing(provenance, self.config.max_error, self.config.merge),
+            self._lock,
+            self._moving,
+            self._whole,
+            lambda: (self._now(), self._scale()),
+            on_event,
+        )
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -150,7 +155,7 @@ class Levels:
             if packed is not None:
                 self._used(packed)
         if packed is not None:
-            restored = self._restored(packed.value, "l2", id)
+            restored = self._below.restored(packed.value, "l2", id)
             if restored is not None:
                 self._promote(id, *restored, replace(packed.standing), packed.kind, packed.group)
                 return Found(restored[0], "l2", restored[1])
@@ -160,7 +165,7 @@ class Levels:
         if self._disk is None:
             return None
         payload = self._disk.get(id)
-        restored = None if payload is None else self._restored(payload, "l3", id)
+        restored = None if payload is None else self._below.restored(payload, "l3", id)
         if restored is None:
             return None
         self._disk.touch(id)
@@ -172,38 +177,13 @@ class Levels:
     def _used(self, held: Held[Any]) -> None:
         touch(held, self._now(), self._scale, self._importance)
 
-    def _restored(self, payload: bytes, level: str, id: bytes) -> tuple[Array, float] | None:
-        try:
-            restored = restore(payload, self._provenance, self._base)
-        except CorruptRecord:
-            self._on_event(Corrupt(level))
-            restored = None
-        if restored is None:
-            self._forget(level, id)
-            return None
-        restored[0].flags.writeable = False
-        return restored
-
-    def _base(self, id: bytes) -> Array | None:
-        """What others are differences to: always exact."""
+    def _whole(self, id: bytes) -> Array | None:
+        """What is in L1 with every bit."""
         with self._lock:
-            raw, packed = self._l1.get(id), self._l2.get(id)
-        if raw is not None and raw.value.bound == 0:
-            return self._device.download(raw.value.value)
-        payload = packed.value if packed is not None else None
-        if payload is None and self._disk is not None:
-            payload = self._disk.get(id)
-        if payload is None:
+            raw = self._l1.get(id)
+        if raw is None or raw.value.bound > 0:
             return None
-        restored = restore(payload, self._provenance, lambda _: None)
-        return None if restored is None else restored[0]
-
-    def _forget(self, level: str, id: bytes) -> None:
-        if level == "l3" and self._disk is not None:
-            self._disk.delete(id)
-        elif level == "l2":
-            with self._moving:
-                self._take_from_l2(id)
+        return self._device.download(raw.value.value)
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -236,7 +216,7 @@ class Levels:
                 self._scale.stored(standing)
             fits = array.nbytes <= self._l1.limit_bytes and self._deserves(standing)
             if not fits or not self._room_in_l1(array.nbytes):
-                self._lower(id, array, Held(None, standing, kind, group, known=known))
+                self._below.put(id, array, Held(None, standing, kind, group, known=known))
             else:
                 raw = _Raw(self._device.upload(array), 0.0)
                 with self._lock:
@@ -260,7 +240,7 @@ class Levels:
                 self._l1.add(id, Held(raw, standing, kind, group))
             packed = self._l2.get(id)
             if packed is not None and not packed.standing.dependents and bound == 0:
-                self._take_from_l2(id)
+                self._below.take(id)
             self._report()
         finally:
             self._moving.release()
@@ -287,76 +267,11 @@ class Levels:
                 return False
             # It can be found all the while: it leaves only when it has arrived below.
             if held.value.bound == 0:
-                self._lower(victim, self._device.download(held.value.value), held)
+                self._below.put(victim, self._device.download(held.value.value), held)
             with self._lock:
                 self._l1.pop(victim)
             self._on_event(StoreEvicted("l1"))
         return True
-
-    def _lower(self, id: bytes, array: Array, held: Held[Any]) -> None:
-        """Have a feature in L2, or where that has no room for it, on disk."""
-        if id in self._l2:
-            return
-        packed = self._packed(array, held)
-        size = len(packed.payload)
-        standing = replace(held.standing, size_bytes=size, dependents=0)
-        below = Held(packed.payload, standing, held.kind, held.group, packed.base)
-        if size > self._l2.limit_bytes or not self._room_in_l2(size, packed.base):
-            self._to_disk(id, below)
-            return
-        with self._lock:
-            base = None if packed.base is None else self._l2.get(packed.base)
-            if base is not None:
-                base.standing.dependents += 1
-            self._l2.add(id, below)
-        self._similar.add(id, packed, array, (held.kind, held.group))
-
-    def _packed(self, array: Array, held: Held[Any]) -> Packed:
-        if not self.config.merge:
-            return pack_alone(array, self._provenance)
-
-        def base(id: bytes) -> Array | None:
-            return self._base(id) if id in self._l2 else None
-
-        return self._similar.pack(array, (held.kind, held.group), base)
-
-    def _room_in_l2(self, size_bytes: int, base: bytes | None) -> bool:
-        limit = self._l2.limit_bytes
-        if self._l2.size_bytes + size_bytes <= limit:
-            return True
-        goal = max(0, limit - size_bytes - int(_AHEAD * limit))
-        while self._l2.size_bytes > goal:
-            with self._lock:
-                victim = self._l2.least(self._now(), self._scale(), base)
-            held = None if victim is None else self._l2.get(victim)
-            if victim is None or held is None:
-                break
-            self._to_disk(victim, held)
-            self._take_from_l2(victim)
-            self._on_event(StoreEvicted("l2"))
-        return self._l2.size_bytes + size_bytes <= limit
-
-    def _take_from_l2(self, id: bytes) -> None:
-        with self._lock:
-            held = self._l2.pop(id)
-            if held is not None and held.base is not None:
-                base = self._l2.get(held.base)
-                if base is not None:
-                    base.standing.dependents -= 1
-        self._similar.discard(id)
-
-    def _to_disk(self, id: bytes, held: Held[bytes]) -> None:
-        """Write a feature to disk, with what it is a difference to."""
-        if self._disk is None:
-            return
-        base = None if held.base is None else self._l2.get(held.base)
-        both = (
-            [(id, held)] if base is None or held.base is None else [(held.base, base), (id, held)]
-        )
-        self._disk.put(
-            (id, held.value, held.standing.cost_ms * (1 + held.standing.dependents))
-            for id, held in both
-        )
 
     # -- the rest -------------------------------------------------------------------------------
 
@@ -368,14 +283,14 @@ class Levels:
             for id in self._l2:
                 below = self._l2.get(id)
                 if below is not None:
-                    self._to_disk(id, below)
+                    self._below.write(id, below)
             for id in self._l1:
                 held = self._l1.get(id)
                 if held is None or id in self._l2 or held.value.bound > 0 or self._disk.holds(id):
                     continue
                 array = self._device.download(held.value.value)
-                made = self._packed(array, held)
-                self._to_disk(
+                made = self._below.packed(array, held)
+                self._below.write(
                     id, Held(made.payload, held.standing, held.kind, held.group, made.base)
                 )
             self._report()

@@ -52,9 +52,24 @@ def test_the_score_is_a_share(standing, now_s, usual):
 
 def test_half_of_the_weight_is_the_cost():
     """The other parts being equal, a worthless feature and a priceless one are 0.5 apart."""
-    cheap = score(replace(PLAIN, cost_ms=0.0), 100.0, USUAL)
+    cheap = score(replace(PLAIN, cost_ms=1e-3), 100.0, USUAL)
     dear = score(replace(PLAIN, cost_ms=1e12), 100.0, USUAL)
     assert dear - cheap == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_cost_that_nobody_knows_is_the_usual_one():
+    """Between the worthless and the priceless; and it does not change what is usual."""
+    scale = Scale()
+    for _ in range(20):
+        scale.stored(replace(PLAIN, importance=0.5, cost_ms=40.0))
+    usual = scale()
+    scale.stored(replace(PLAIN, importance=0.5, cost_ms=0.0))
+    assert scale() == usual
+    unknown, known = (
+        score(replace(PLAIN, importance=0.5, cost_ms=cost), 100.0, usual) for cost in (0.0, 40.0)
+    )
+    assert unknown == pytest.approx(known, rel=1e-6)
+    assert score(replace(PLAIN, importance=0.5, cost_ms=1e-3), 100.0, usual) < unknown
 
 
 def test_weights_add_up():
