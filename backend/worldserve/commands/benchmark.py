@@ -94,6 +94,8 @@ def benchmark(
             clips, asks = clips or _QUICK_CLIPS, asks or _QUICK_ASKS
             users = _QUICK_USERS
         model = _settings(setting or [], steps)
+        if drain:
+            model.setdefault("share_thinking", "false")  # what two do at once has no order
         served = _Served.of(Path(model.get("weights_dir", repository / "world_model" / "1")))
         traces = control_trace or []
         sessions = _sessions(chosen, clips, asks, users, seed, traces, served.views)
