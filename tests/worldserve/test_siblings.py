@@ -77,7 +77,8 @@ def test_an_idle_sibling_does_what_is_asked(start):
     idle(busy)
     errand = busy.siblings.ask(place(), COUPLET, "session:pour")
     busy.settled()
-    assert errand.done and not errand.alive
+    assert errand.done
+    assert not errand.alive
     assert not busy.probed
     [(asked, couplet, lineage)] = helper.probed
     assert (couplet, lineage) == (COUPLET, "session:pour")
@@ -122,7 +123,8 @@ def test_a_sibling_takes_one_errand_at_a_time(start):
     idle(one, want=False)
     second = one.siblings.ask(place(), COUPLET, "")
     one.background.drain(10)
-    assert first.alive and not second.alive
+    assert first.alive
+    assert not second.alive
     go_on.set()
     one.settled()
     assert len(helper.probed) == 1
