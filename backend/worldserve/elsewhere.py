@@ -7,6 +7,8 @@ observed; the session stays what and where it was.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ctrlcache.errors import InvalidInput
@@ -37,12 +39,19 @@ def frame_from_elsewhere(request: Request, session: Session, model: WorldModel) 
 
 
 def carried_over(
-    model: WorldModel, view: str, base: Pixels, frame: Pixels, tokens: Float, states: Float
+    model: WorldModel,
+    embed: Callable[[Pixels], Float],
+    view: str,
+    base: Pixels,
+    frame: Pixels,
+    tokens: Float,
+    states: Float,
 ) -> Float:
     """Tokens (H, N, D) of what camera `view` will see, whose last frame is `frame`.
 
-    base: the last frame of the session's own view; tokens, states: predicted from there.
+    embed: of the model, or what knows its tokens of frames that were asked for before. base: the
+    last frame of the session's own view; tokens, states: predicted from there.
     """
     assert isinstance(model, CarriesOver)
-    present, last = model.embed(np.stack([base, frame]))
+    present, last = embed(np.stack([base, frame]))
     return model.carry_over(RolloutOutput(tokens, states, tokens[:0]), present, last, view)

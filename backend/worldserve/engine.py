@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -272,10 +273,22 @@ class Engine:
                 else:
                     view = turn.request.view or ""
                     tokens = carried_over(
-                        self._model, view, base, there, answer.tokens, answer.states
+                        self._model,
+                        partial(self._embedded, turn),
+                        view,
+                        base,
+                        there,
+                        answer.tokens,
+                        answer.states,
                     )
                     answer.elsewhere = self._drawn(turn, there, tokens)
                 turn.times_ms["decode"] = _ms_since(began)
+
+    def _embedded(self, turn: Turn, frames: Pixels) -> Float:
+        """Tokens of frames; those of a frame that was shown before are known."""
+        if turn.request.cache != "on":
+            return self._model.embed(frames)
+        return self._features.embed(frames, turn.request.tenant)
 
     def _drawn(self, turn: Turn, base: Pixels, tokens: Float) -> Pixels:
         """The frames of a prediction; the same ones are drawn once."""

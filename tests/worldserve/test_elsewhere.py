@@ -69,6 +69,31 @@ def test_a_known_prediction_needs_no_rollout(client):
     assert got["CACHE_TIER"][0] == b"hot"
 
 
+def test_a_further_view_asked_for_again_is_known(serve):
+    """Tokens of both cameras' frames and the picture are found: nothing is embedded or drawn."""
+    calls = []
+
+    class Counting(SeeingModel):
+        def embed(self, frames):
+            calls.append("embed")
+            return super().embed(frames)
+
+        def generate(self, *args, **kwargs):
+            calls.append("generate")
+            return super().generate(*args, **kwargs)
+
+    client = serve(model=Counting(), background=False)
+    client.ask(HELD, frames=FRAMES, start=True, outputs=OUTPUTS)
+    ask = {"frames": THERE[:1], "view": "top", "outputs": OUTPUTS}
+    first = client.ask(-HELD, **ask)
+    assert client.service.drain()
+    assert calls
+    calls.clear()
+    again = client.ask(-HELD, **ask)
+    assert calls == []
+    assert np.array_equal(again["PREDICTED_FRAMES"], first["PREDICTED_FRAMES"])
+
+
 def test_a_further_view_leaves_the_session_as_it_was(client):
     """Its frame is not observed, and its pictures are nobody else's."""
     before = client.ask(HELD, outputs=OUTPUTS)
