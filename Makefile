@@ -41,6 +41,7 @@ train: $(VENV)/.train  ## Data, model, adapter, calibration, evaluation: hours; 
 	$(BIN)/worldserve train
 	$(BIN)/worldserve train-adapter
 	$(BIN)/ctrlcache calibrate model
+	$(BIN)/ctrlcache calibrate reuse --data data --suite kitchen --suite inspection --suite edudemo --cases 36
 	$(BIN)/worldserve evaluate
 
 bench: $(VENV)/.dev  ## The measurements behind the figures in docs/

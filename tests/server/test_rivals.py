@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from worldserve.runtime import Runtime, RuntimeConfig, StartFailed
 
 PROJECT = Path(__file__).resolve().parents[2]
 REPOSITORY, CLIPS = PROJECT / "model_repository", PROJECT / "benchmarks" / "clips"
-WEIGHTS = (REPOSITORY / "world_model" / "1", PROJECT / "weights" / "three-suites")
+WEIGHTS = REPOSITORY / "world_model" / "1"
 SETTINGS = {"world_model_class": "worldserve.models.tiny:TinyWorldModel"}
 HERE, BESIDE, FAR = (0.1, 0.2), (0.1, 0.21), (-0.7, 0.6)
 
@@ -265,18 +264,11 @@ def test_tritons_own_response_cache_refuses_a_sequence_model(tmp_path):
 @pytest.fixture(scope="module")
 def seen_twice(tmp_path_factory):
     """Weights with two views, calibrated to skip something at four steps, and a clip of both."""
-    weights = next(
-        path for path in WEIGHTS if len(json.loads(config(path))["network"]["views"]) > 1
-    )
     directory = tmp_path_factory.mktemp("weights")
     for name in ("weights.safetensors", "config.json"):
-        shutil.copy(weights / name, directory)
+        shutil.copy(WEIGHTS / name, directory)
     calibrate(directory)
     return directory, load_clips("inspection", 1, CLIPS)[0]
-
-
-def config(directory):
-    return (directory / "config.json").read_text()
 
 
 CONTROL, ELSEWHERE = (0.4, -0.2, 0.3, 0.9), (-0.3, 0.5, 0.1, -0.9)
