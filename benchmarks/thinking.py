@@ -1,10 +1,11 @@
 """What work in the user's thinking time costs the requests, and what it buys.
 
-    python benchmarks/thinking.py [--quick] [--users 2] [--asks 60] [--pause 0.25] [--rounds 3]
+    python benchmarks/thinking.py [--quick] [--users 1 2] [--asks 60] [--pause 0.35] [--rounds 3]
 
-Two servers with the same weights take turns: one scores, prefetches and commits in the background,
-the other does not (`background=false`). Each user has a session on a clip and drags: small
-steps of the control, now and then a jump, now and then an advance, with a pause after each reply.
+Two servers with the same weights take turns, with as many instances as `ctrlcache up` starts: one
+scores, prefetches and commits in the background, the other does not (`background=false`). Each user
+has a session on a clip and drags: small steps of the control, now and then a jump, now and then an
+advance, with a pause after each reply.
 Reported per kind of answer: client latency, and the share of its time that a computed answer spends
 outside the model (encode, dynamics, decode). Scoring happens after a reply, so its share of a
 computed answer must be nothing but noise: the ratio of the medians says so.
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from worldserve.bench.report import machine
 from worldserve.runtime import Runtime, RuntimeConfig
+from worldserve.settings import default_instances
 
 PROJECT = Path(__file__).resolve().parent.parent
 OUTPUTS = ("STATE", "PREDICTED_FRAMES", "CACHE_TIER", "EXACT", "TIMING_MS")
@@ -110,7 +112,7 @@ def play(url: str, users: int, asks: int, pause_s: float, round: int, max_error:
     return samples
 
 
-def measure(background: bool, args: argparse.Namespace, round: int) -> Samples:
+def measure(background: bool, users: int, args: argparse.Namespace, round: int) -> Samples:
     config = RuntimeConfig(
         model_repository=PROJECT / "model_repository",
         models=("world_model",),
@@ -118,11 +120,12 @@ def measure(background: bool, args: argparse.Namespace, round: int) -> Samples:
         http_port=0,
         grpc_port=0,
         metrics_port=0,
+        instances=default_instances(),
         parameters={"background": str(background).lower()},
     )
     with Runtime(config) as runtime:
         url = runtime.endpoints.grpc
-        return play(url, args.users, args.asks, args.pause, round, args.max_error)
+        return play(url, users, args.asks, args.pause, round, args.max_error)
 
 
 def summary(samples: list[tuple[float, float]], total: int) -> dict[str, float]:
@@ -135,32 +138,15 @@ def summary(samples: list[tuple[float, float]], total: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--users", type=int, default=2)
-    parser.add_argument("--asks", type=int, default=60, help="of each user, per round")
-    parser.add_argument("--pause", type=float, default=0.25, help="thinking time, seconds")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-error", type=float, default=0.02)
-    parser.add_argument("--json", type=Path, default=PROJECT / "benchmarks/results/thinking.json")
-    parser.add_argument("--quick", action="store_true", help="one round, half the requests")
-    args = parser.parse_args()
-    if args.quick:
-        args.rounds, args.asks = 1, args.asks // 2
-
+def compare(users: int, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Both servers with so many users, in turns; prints a table."""
     found: dict[bool, Samples] = {True: defaultdict(list), False: defaultdict(list)}
     for round in range(args.rounds):
         for background in (True, False) if round % 2 else (False, True):
-            for kind, samples in measure(background, args, round).items():
+            for kind, samples in measure(background, users, args, round).items():
                 found[background][kind] += samples
-
-    results: dict[str, Any] = {
-        "made_on": machine(),
-        "users": args.users,
-        "pause_s": args.pause,
-        "rounds": args.rounds,
-    }
-    table = Table(title=f"{args.users} users, {args.pause} s pause, {args.rounds} rounds")
+    results: dict[str, Any] = {}
+    table = Table(title=f"{users} users, {args.pause} s pause, {args.rounds} rounds")
     for name in ("thinking time", "answer", "share", "p50 ms", "p99 ms", "outside the model"):
         table.add_column(name, justify="left" if name in ("thinking time", "answer") else "right")
     for background, kinds in found.items():
@@ -179,13 +165,35 @@ def main() -> None:
     used, unused = results["used"], results["unused"]
     results["computed_ratio_p50"] = used["computed"]["p50_ms"] / unused["computed"]["p50_ms"]
     results["all_ratio_p99"] = used["all"]["p99_ms"] / unused["all"]["p99_ms"]
-    console = Console()
     console.print(table)
     console.print(
         f"a computed answer takes {results['computed_ratio_p50']:.2f} times as long (median) where "
         f"thinking time is used; p99 of all answers: {results['all_ratio_p99']:.2f} times"
     )
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--users", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--asks", type=int, default=60, help="of each user, per round")
+    parser.add_argument("--pause", type=float, default=0.35, help="thinking time, seconds")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-error", type=float, default=0.02)
+    parser.add_argument("--json", type=Path, default=PROJECT / "benchmarks/results/thinking.json")
+    parser.add_argument("--quick", action="store_true", help="one round, half the requests")
+    args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.asks = 1, args.asks // 2
+
+    console = Console()
+    report: dict[str, Any] = {
+        "made_on": machine(),
+        "pause_s": args.pause,
+        "rounds": args.rounds,
+        "users": {str(users): compare(users, args, console) for users in args.users},
+    }
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
