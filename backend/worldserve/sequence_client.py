@@ -89,11 +89,15 @@ class SequenceClient:
         samples: NDArray[np.float32],
         frames: NDArray[np.uint8] | None = None,
         end: bool = False,
+        outputs: Sequence[str] = ("TIMING_MS",),
         **parameters: Any,
     ) -> float:
-        """Show frames, move, or wait: nothing is predicted for it. Returns the latency, ms."""
+        """The latency, ms, of a request for `outputs`. By default nothing is predicted for it: to
+        show frames, move, or wait."""
         began = time.perf_counter()
-        self._send(("TIMING_MS",), samples, frames, end, parameters)
+        reply = self._send(outputs, samples, frames, end, parameters)
+        for name in outputs:
+            reply.as_numpy(name)
         return (time.perf_counter() - began) * 1e3
 
     def _send(
