@@ -6,7 +6,8 @@ Hot: this process fills the hot tier with couplets of the reference shapes (stat
 `--bulk` bytes in place of tokens and slice, which an answer about states never reads). A second
 process then asks for plans that are there (exact), that are near (a neighbour's states moved by its
 Jacobian) and that are neither (miss), through `CoupletCache.lookup`, as the server does. Each asked
-once per call, in random order; percentiles per round, over several rounds.
+once per call, in random order; percentiles per round, over several rounds. `engine alone` reads
+what an exact look-up reads and copies as much of it, but makes no answer: the floor here.
 
 Index: small couplets (no payload) in the form that the hot and the warm tier share, as one space of
 all of them and as spaces of 100; random queries, 16 answers at most, compared with brute force.
@@ -43,7 +44,7 @@ from ctrlcache.admission import Trust
 from ctrlcache.calibration import TrustModel
 from ctrlcache.couplet import Couplet
 from ctrlcache.index import ControlHashIndex
-from ctrlcache.key import digest
+from ctrlcache.key import digest, plan_key
 from ctrlcache.shared import SharedMemory
 from ctrlcache.tiered import CoupletCache, Hit, Query
 from ctrlcache.tiers.base import Entry
@@ -52,6 +53,7 @@ from worldserve.bench.report import machine
 
 HORIZON, STATE, CONTROLS = 8, 256, 4
 PER_SPACE = 50
+BARE, COPIED = "engine alone", 8_192
 PROVENANCE = digest(b"benchmark")
 TARGETS_US = {"exact": 25.0, "one space": 300.0, "spaces of 100": 300.0}
 CALIBRATION = TrustModel(
@@ -112,8 +114,16 @@ def measure_hot(directory: str, size_bytes: int, entries: int, rounds: int) -> R
         "near": lambda hit: hit is not None and not hit.exact,
         "miss": lambda hit: hit is None,
     }
-    report: Report = {kind: [] for kind in right}
+    report: Report = {kind: [] for kind in (*right, BARE)}
+
+    def bare(id: bytes) -> bytes | None:
+        """The engine's part alone: the record's first bytes, as many as an answer copies."""
+        return memory.hot.read(id, lambda head, _: bytes(head[:COPIED]))
+
     for round in range(rounds):
+        names = [plan_key(query.space, query.plan)[0] for query in queries(entries, round)["exact"]]
+        assert all(bare(name) is not None for name in names[:300])
+        report[BARE].append(percentiles(timed(bare, names)))
         for kind, asked in queries(entries, round).items():
             for query in asked[:300]:
                 assert right[kind](cache.lookup(query)), f"not {kind}"
