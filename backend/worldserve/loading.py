@@ -47,7 +47,8 @@ class Loading:
         self._instances = instances
         self._now = monotonic
         self._seen: set[int] = set()
-        self._asked = False
+        #: Whether the load has certainly begun: then its first process is expected, too.
+        self.asked = False
         self._missing_since_s: float | None = None
 
     def check(self) -> str | None:
@@ -56,7 +57,7 @@ class Loading:
         live = {stub.pid for stub in self._stubs()}
         self._seen |= live
         missing = self._instances - len(live)
-        if missing <= 0 or (self._seen == live and (live or not self._asked)):
+        if missing <= 0 or (self._seen == live and (live or not self.asked)):
             self._missing_since_s = None
             return None
         now = self._now()
@@ -69,7 +70,7 @@ class Loading:
     def during(self, work: Callable[[], None], every_s: float = 0.2) -> str | None:
         """Do `work`, which asks for the load: None when it is done, or it raises what that raises.
         Should a process die meanwhile, what is wrong; the work is then left to end by itself."""
-        self._asked = True
+        self.asked = True
         raised: list[BaseException] = []
         done = threading.Event()
 
@@ -100,6 +101,10 @@ class ServerLog:
     def mark(self) -> None:
         """A start begins here."""
         self._from = self.path.stat().st_size if self.path.exists() else 0
+
+    def names_load_of(self, model: str) -> bool:
+        """Whether Triton has begun to load a model since the mark."""
+        return f'"loading: {model}:' in self._read(self._from)
 
     def tail(self, lines: int) -> str:
         # Triton's option tables hide what matters.

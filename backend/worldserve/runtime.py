@@ -161,6 +161,7 @@ class Runtime:
             if not self.alive:
                 raise self._failure("the server ended while starting")
             for model, watch in watches:
+                watch.asked |= self._server_log.names_load_of(model)
                 if wrong := watch.check():
                     raise self._failure(f"{model}: {wrong}")
             if time.monotonic() > deadline:
