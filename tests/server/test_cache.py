@@ -237,7 +237,7 @@ def test_an_idle_instance_probes_for_a_busy_one(start_tiny, connect):
 
     def probes(instance):
         labels = {"instance": f"world_model_0_{instance}", "score": "probe"}
-        return metric(runtime.endpoints, "ctrlcache_score_seconds_count", **labels)
+        return metric(runtime.endpoints, "ctrlcache_score_seconds_count", **labels) or 0
 
     def computed(instance):
         labels = {"instance": f"world_model_0_{instance}", "source": "computed"}
