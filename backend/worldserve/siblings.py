@@ -34,9 +34,10 @@ __all__ = ["Errand", "Siblings"]
 
 _log = logging.getLogger(__name__)
 _HEAD = struct.Struct("<cQI")  # what it is, its number, length of the text
-_JOB, _DONE = b"J", b"D"
+_JOB, _TAKEN, _DONE = b"J", b"T", b"D"
 _MOST_BYTES = 1 << 18
-_PATIENCE_S = 3.0  # then an errand counts as lost
+_PATIENCE_S = 3.0  # then an errand that nobody has taken counts as lost
+_MOST_S = 60.0  # and then one that was taken
 _POLL_S = 0.25
 _IDLE, _BUSY = b"\x01", b"\x00"
 _here = itertools.count()
@@ -55,6 +56,10 @@ class Errand:
 
     def postpone(self) -> None:
         """It is on its way: nothing to be done."""
+
+    def taken(self) -> None:
+        """A sibling has it now."""
+        self._until_s = time.monotonic() + _MOST_S
 
 
 @dataclass(eq=False)
@@ -211,6 +216,8 @@ class Siblings:
                 what, number, length = _HEAD.unpack_from(data)
                 if what == _DONE:
                     self._done(number)
+                elif what == _TAKEN:
+                    self._taken(number)
                 else:
                     self._take(number, data[_HEAD.size :], length, sender)
             except (CorruptRecord, KeyError, TypeError, ValueError, struct.error) as error:
@@ -230,15 +237,23 @@ class Siblings:
         )
         couplet, lineage = bytes.fromhex(said["couplet"]), str(said["lineage"])
 
+        def tell(what: bytes) -> None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(_HEAD.pack(what, number, 0), socket.MSG_DONTWAIT, sender)
+
         def work(checkpoint: Checkpoint) -> None:
             try:
                 self._probe(place, couplet, lineage, checkpoint)
             finally:
-                with contextlib.suppress(OSError):
-                    answer = _HEAD.pack(_DONE, number, 0)
-                    self._socket.sendto(answer, socket.MSG_DONTWAIT, sender)
+                tell(_DONE)
 
+        tell(_TAKEN)
         self._background.submit(Urgency.SCORE, work)
+
+    def _taken(self, number: int) -> None:
+        with self._lock:
+            if number in self._errands:
+                self._errands[number].taken()
 
     def _done(self, *numbers: int) -> None:
         """These errands are over, and those that were lost; whoever waits for that is told."""

@@ -130,6 +130,22 @@ def test_a_sibling_takes_one_errand_at_a_time(start):
     assert len(helper.probed) == 1
 
 
+def test_what_was_taken_is_waited_for(start, monkeypatch):
+    """Longer than for an answer from a sibling that is not there: it may have much to do."""
+    monkeypatch.setattr("worldserve.siblings._PATIENCE_S", 0.5)
+    go_on = threading.Event()
+    one, helper = start(), start(work=lambda: go_on.wait(10))
+    idle(one)
+    errand = one.siblings.ask(place(), COUPLET, "")
+    over = threading.Event()
+    one.background.when_idle(lambda: one.siblings.when_done(over.set))
+    assert not over.wait(1.5)
+    assert errand.alive
+    go_on.set()
+    assert over.wait(10)
+    assert len(helper.probed) == 1
+
+
 def test_a_killed_sibling_is_forgotten(start, shm):
     """Its socket stays behind and refuses: the errand is over, and it is not asked again."""
     one, helper = start(), start()
