@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +36,7 @@ from worldserve.demo_report import interaction_table, print_summary
 from worldserve.demo_script import Interaction, Scene, load_scene, script
 from worldserve.runtime import Runtime, RuntimeConfig
 from worldserve.sequence_client import Reply
-from worldserve.settings import free_ports
+from worldserve.settings import default_instances, free_ports
 
 __all__ = ["main", "play"]
 
@@ -122,13 +123,11 @@ def _demo(runtime: Runtime, options: argparse.Namespace, console: Console) -> in
 
 
 def _runtime(repository: Path, console: Console) -> Runtime:
-    config = RuntimeConfig(model_repository=repository)
+    config = RuntimeConfig(model_repository=repository, instances=default_instances())
     try:
-        free_ports(config.host, _PORTS)
+        free_ports(tuple(config.servers), _PORTS)
     except ConfigError:
-        config = RuntimeConfig(
-            model_repository=repository, http_port=0, grpc_port=0, metrics_port=0
-        )
+        config = replace(config, http_port=0, grpc_port=0, metrics_port=0)
     runtime = Runtime(config, log=console.print)
     console.print("starting tritonserver and the object store ...")
     return runtime
