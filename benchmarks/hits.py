@@ -3,10 +3,10 @@
     python benchmarks/hits.py [--rounds 5] [--each 40] [--json FILE]
 
 Starts the server of `ctrlcache up` with the shipped weights. One session on a clip, 32 frames seen.
-In each round, in random order: an answer that is known, and answers near one, for STATE alone and
-with frames; the same computed by the session, which keeps its keys and values (`cache=off`); and
-computed from nothing, as a server without sessions does it. gRPC, by the client's clock. Ratios are
-of medians, round by round.
+In each round, an answer that is known, again and again; then, in random order: a known one, and
+answers near one, for STATE alone and with frames; the same computed by the session, which keeps its
+keys and values (`cache=off`); and computed from nothing, as a server without sessions does it.
+gRPC, by the client's clock. Ratios are of medians, round by round.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ def measure(url: str, rounds: int, each: int) -> dict[str, list[list[float]]]:
         kinds = Asker(client).kinds()
         order = np.random.default_rng(1)
         for _ in track(range(rounds), "rounds"):
+            for name in ("known, STATE", "known, frames"):
+                alone = [kinds[name]() for _ in range(each)]
+                found.setdefault(f"{name}, in a row", []).append(alone)
             plan = [name for name in kinds for _ in range(each)]
             times: dict[str, list[float]] = {name: [] for name in kinds}
             for number in order.permutation(len(plan)):
