@@ -14,22 +14,12 @@ from ctrlcache.couplet import Couplet
 from ctrlcache.metrics import Answered
 from worldserve.models.protocol import Float, Pixels, WorldModel
 from worldserve.opening import Turn
+from worldserve.request import OUTPUTS
 
 __all__ = ["STAGES", "Answer", "account_of", "is_complete", "outputs_of", "wants_answer"]
 
 #: Outputs that need a prediction; a request for none of them only shows frames or moves.
-_PREDICTIVE = frozenset(
-    {
-        "PREDICTED_FRAMES",
-        "STATE",
-        "PHYSICS",
-        "CONFIDENCE",
-        "CACHE_TIER",
-        "EXACT",
-        "ERROR_BOUND",
-        "SCORES",
-    }
-)
+_PREDICTIVE = frozenset(OUTPUTS) - {"TIMING_MS"}
 STAGES = ("align", "encode", "lookup", "dynamics", "decode", "total")
 
 

@@ -173,6 +173,8 @@ def threads_per_instance(instances: int) -> int:
 def free_ports(hosts: Sequence[str], wanted: Sequence[int]) -> tuple[int, ...]:
     """The wanted ports, each of its host, with each 0 replaced by a free one; ConfigError names one
     that is taken."""
+    if isinstance(hosts, str):  # which is a sequence of hosts of one letter, too
+        raise TypeError(f"hosts must be several, got the text {hosts!r}")
     with contextlib.ExitStack() as stack:
         ports = []
         # All held at once, so that no port is handed out twice.

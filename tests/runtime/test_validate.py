@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from ctrlcache.errors import ConfigError
 from worldserve.commands.up import size_bytes, up, validate_env
 from worldserve.layout import find_server
+from worldserve.settings import free_ports
 from worldserve.validate import Needs, Port, passed, size_text, validate
 
 
@@ -209,3 +210,9 @@ def test_sizes_are_shown_short():
     """As people read them."""
     assert size_text(3 << 29) == "1.5 GB"
     assert size_text(64 << 20) == "64 MB"
+
+
+def test_one_host_is_not_taken_for_several():
+    """A text is a sequence of letters: without a check, ports would be looked for on host "1"."""
+    with pytest.raises(TypeError, match="several"):
+        free_ports("127.0.0.1", (0, 0, 0))

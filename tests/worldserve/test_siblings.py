@@ -119,10 +119,10 @@ def test_a_sibling_takes_one_errand_at_a_time(start):
     go_on = threading.Event()
     one, helper = start(), start(work=lambda: go_on.wait(10))
     idle(one)
-    first = one.siblings.ask(place(), COUPLET, "")
-    idle(one, want=False)
-    second = one.siblings.ask(place(), COUPLET, "")
-    one.background.drain(10)
+    with helper.background._condition:  # before it has come to say that it is busy now
+        first = one.siblings.ask(place(), COUPLET, "")
+        second = one.siblings.ask(place(), COUPLET, "")
+        one.background.drain(10)
     assert first.alive
     assert not second.alive
     go_on.set()
