@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from worldserve.gateway import Credentials, ObjectStore
+from worldserve.gateway import Credentials, ObjectStore, ObjectStoreConfig
+from worldserve.processes import RUN_ID_VARIABLE
 from worldserve.settings import ColdStore, RuntimeConfig
 
-__all__ = ["run_parameters", "server_command"]
+__all__ = ["embedded_store", "run_parameters", "server_command", "start_guard"]
 
 
 def server_command(
@@ -72,3 +75,27 @@ def run_parameters(
             Credentials.load(config.cold.credentials_file)  # refuse a bad file early
             own["cold_credentials_file"] = str(config.cold.credentials_file)
     return own
+
+
+def embedded_store(config: RuntimeConfig, run_dir: Path, run_id: str) -> ObjectStore:
+    """The S3 gateway of this run, not yet started."""
+    return ObjectStore(
+        ObjectStoreConfig(
+            directory=config.objects_dir or run_dir / "objects",
+            port=config.gateway_port,
+            credentials_file=run_dir / "s3-credentials.json",
+            log_file=run_dir / "logs" / "gateway.log",
+        ),
+        environment={RUN_ID_VARIABLE: run_id},
+    )
+
+
+def start_guard(run_id: str, removable: Path | None) -> subprocess.Popen[bytes]:
+    """The process that cleans up after a run whose launcher was killed; removable: its directory,
+    where that goes with it."""
+    guard = Path(__file__).with_name("guard.py")
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(guard), run_id, str(removable or "")],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )

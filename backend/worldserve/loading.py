@@ -7,6 +7,7 @@ load waits for it until somebody's patience ends. What the log says of the reaso
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from worldserve.processes import Process
 
-__all__ = ["Loading", "ServerLog"]
+__all__ = ["Loading", "ServerLog", "during", "refused"]
 
 #: Between the end of the first process of a model and the start of those that serve; on a crowded
 #: machine that takes a moment.
@@ -67,28 +68,49 @@ class Loading:
             return None
         return f"{missing} of {self._instances} stub processes ended while loading"
 
-    def during(self, work: Callable[[], None], every_s: float = 0.2) -> str | None:
-        """Do `work`, which asks for the load: None when it is done, or it raises what that raises.
-        Should a process die meanwhile, what is wrong; the work is then left to end by itself."""
+    def during(self, work: Callable[[], None]) -> str | None:
+        """Do `work`, which asks for the load, as `during` does: should a process die meanwhile,
+        what is wrong."""
         self.asked = True
-        raised: list[BaseException] = []
-        done = threading.Event()
+        return during(work, self.check)
 
-        def do() -> None:
-            try:
-                work()
-            except BaseException as error:
-                raised.append(error)
-            finally:
-                done.set()
 
-        threading.Thread(target=do, name="loading", daemon=True).start()
-        while not done.wait(every_s):
-            if (wrong := self.check()) is not None:
-                return wrong
-        if raised:
-            raise raised[0]
-        return None
+def during(
+    work: Callable[[], None], check: Callable[[], str | None], every_s: float = 0.2
+) -> str | None:
+    """Do `work`: None when it is done, or it raises what that raises. As soon as `check` says that
+    something is wrong, what that is; the work is then left to end by itself."""
+    raised: list[BaseException] = []
+    done = threading.Event()
+
+    def do() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=do, name="loading", daemon=True).start()
+    while not done.wait(every_s):
+        if (wrong := check()) is not None:
+            return wrong
+    if raised:
+        raise raised[0]
+    return None
+
+
+def refused(hosts: Sequence[str], ports: Sequence[int]) -> list[int]:
+    """Those of the ports, each of its host, that nobody listens on."""
+    found = []
+    for host, port in zip(hosts, ports, strict=True):
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+        except ConnectionRefusedError:
+            found.append(port)
+        except OSError:
+            pass  # too slow to say is not refused
+    return found
 
 
 class ServerLog:

@@ -16,7 +16,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,10 +30,10 @@ from worldserve import processes
 from worldserve.access import Access
 from worldserve.canary import Canary, NoAnswer
 from worldserve.concealed import ConcealmentRefused, start_concealed
-from worldserve.gateway import ObjectStore, ObjectStoreConfig
-from worldserve.launch import run_parameters, server_command
+from worldserve.gateway import ObjectStore
+from worldserve.launch import embedded_store, run_parameters, server_command, start_guard
 from worldserve.layout import find_server, lay_out_backends, lay_out_models, server_environment
-from worldserve.loading import Loading, ServerLog
+from worldserve.loading import Loading, ServerLog, during, refused
 from worldserve.serverapi import ApiRefused, ApiSilent, ServerApi
 from worldserve.settings import (
     ColdStore,
@@ -46,6 +45,8 @@ from worldserve.settings import (
 from worldserve.shutdown import RUN_DIR_VARIABLE, clear_stop, request_stop
 
 __all__ = ["ColdStore", "Endpoints", "Runtime", "RuntimeConfig", "StartFailed"]
+
+_UNLOAD_S = 15.0  # of a model whose processes have ended already
 
 
 class StartFailed(CtrlCacheError):
@@ -60,6 +61,7 @@ class Runtime:
         self.run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.run_dir = config.run_dir or Path(tempfile.gettempdir()) / f"ctrlcache-{self.run_id}"
         self.shm_dir = config.shm / f"ctrlcache-{self.run_id}"
+        self._region_prefix = f"ctrlcache-{self.run_id}-region-"
         self.log_file = self.run_dir / "logs" / "tritonserver.log"
         self._server_log = ServerLog(self.log_file)
         self.models: tuple[str, ...] = ()
@@ -130,21 +132,38 @@ class Runtime:
     def reload_model(self, model: str, timeout_s: float = 60.0) -> None:
         """Bring a model back whose stub is dead, hung or stopped; StartFailed where it stays away.
 
-        Its stubs are killed first: Triton would wait for one that will never answer.
+        Its stubs are killed first: Triton would wait for one that will never answer. timeout_s: of
+        loading. A server that is itself in no state to do it is not waited for.
         """
         with self._lock:
             processes.end_processes(lambda: self.stubs(model))
-            canary = self.canary(model)
             try:
-                self.api.unload(model, timeout_s)
-                self._load(model, timeout_s)
-                for ensemble in self._ensembles:
-                    self.api.load(ensemble, timeout_s)
-                canary.ask(timeout_s)
+                wrong = during(lambda: self._reload(model, timeout_s), self._unable, every_s=1.0)
             except (ApiRefused, ApiSilent, NoAnswer) as error:
-                raise StartFailed(f"loading {model} again failed: {error}") from None
-            finally:
-                canary.end()
+                wrong = str(error)
+            if wrong:
+                raise StartFailed(f"loading {model} again failed: {wrong}")
+
+    def _reload(self, model: str, timeout_s: float) -> None:
+        canary = self.canary(model)
+        try:
+            self.api.unload(model, min(timeout_s, _UNLOAD_S))
+            self._load(model, timeout_s)
+            for ensemble in self._ensembles:
+                self.api.load(ensemble, timeout_s)
+            canary.ask(timeout_s)
+        finally:
+            canary.end()
+
+    def _unable(self) -> str | None:
+        """Why the server can do nothing that is asked of it; None where it can."""
+        if not self.alive:
+            return "the server process ended"
+        if self._server is not None and processes.Process(self._server.pid).state in "Tt":
+            return "the server process is stopped"
+        if self._ports is not None and (deaf := refused(tuple(self.config.servers), self._ports)):
+            return f"the server does not listen on {deaf}"
+        return None
 
     def _load(self, model: str, timeout_s: float) -> None:
         """`load`, which Triton may not answer where the new process dies at once."""
@@ -212,8 +231,9 @@ class Runtime:
 
     @property
     def alive(self) -> bool:
-        """Whether the server process is; says nothing of the models."""
-        return self._server is not None and self._server.poll() is None
+        """Whether the server process is, its first thread included; says nothing of the models."""
+        at = self._server
+        return at is not None and at.poll() is None and processes.Process(at.pid).alive
 
     @property
     def server_pid(self) -> int | None:
@@ -254,19 +274,12 @@ class Runtime:
         (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         self._access.save_admin_key(self.run_dir)
         self.shm_dir.mkdir(mode=0o700)
-        self._start_guard()
+        removable = self.run_dir if config.run_dir is None else None
+        self._guard = start_guard(self.run_id, removable)
         self._files = find_server()
         lay_out_backends(self._files, self.run_dir / "backends")
         if config.cold == "embedded":
-            self.store = ObjectStore(
-                ObjectStoreConfig(
-                    directory=config.objects_dir or self.run_dir / "objects",
-                    port=config.gateway_port,
-                    credentials_file=self.run_dir / "s3-credentials.json",
-                    log_file=self.run_dir / "logs" / "gateway.log",
-                ),
-                environment={processes.RUN_ID_VARIABLE: self.run_id},
-            )
+            self.store = embedded_store(config, self.run_dir, self.run_id)
             self.store.start()
         self.instances = lay_out_models(
             config.model_repository.resolve(),
@@ -336,10 +349,6 @@ class Runtime:
         )
         return [*command, *self._access.options]
 
-    @property
-    def _region_prefix(self) -> str:
-        return f"ctrlcache-{self.run_id}-region-"
-
     def _stop_server(self) -> None:
         server = self._server
         if server is None:
@@ -373,18 +382,9 @@ class Runtime:
         for path in self.config.shm.glob(f"{self._region_prefix}*"):
             path.unlink(missing_ok=True)
 
-    def _start_guard(self) -> None:
-        guard = Path(__file__).with_name("guard.py")
-        removable = str(self.run_dir) if self.config.run_dir is None else ""
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(guard), self.run_id, removable],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-
     def _failure(self, what: str) -> StartFailed:
-        told = self._server_log.with_reason(what)
-        return StartFailed(f"{told}; the end of {self.log_file}:\n{self.log_tail()}")
+        what = self._server_log.with_reason(what)
+        return StartFailed(f"{what}; the end of {self.log_file}:\n{self.log_tail()}")
 
     def _write_description(self) -> None:
         """For tools of other processes: where this run is."""

@@ -19,6 +19,7 @@ from worldserve.watch import ModelStatus, Watch, WatchConfig
 
 __all__ = [
     "Answered",
+    "Failed",
     "GaveUp",
     "Lost",
     "Recovered",
@@ -71,6 +72,16 @@ class Recovered:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """An attempt to bring a model back did not; `how` as in `Recovered`."""
+
+    model: str
+    how: str
+    reason: str
+    attempt: int
+
+
+@dataclass(frozen=True)
 class GaveUp:
     model: str
     reason: str
@@ -85,7 +96,7 @@ class Answered:
     took_s: float
 
 
-SupervisorEvent = Answered | Lost | Recovered | GaveUp
+SupervisorEvent = Answered | Lost | Failed | Recovered | GaveUp
 
 
 @dataclass(frozen=True)
@@ -210,6 +221,7 @@ class Supervisor:
             except CtrlCacheError as error:
                 reason = str(error)
                 self._trouble = _short(f"{watch.model}: {reason}")
+                self._on_event(Failed(watch.model, how, reason, self._attempts))
                 reload_failed = True
                 continue
             self._last_loss_s = time.monotonic()

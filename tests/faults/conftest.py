@@ -113,6 +113,8 @@ def verdict() -> Callable[..., Row]:
         )
         _rows.append(row)
         print(row, dict(total.refusals), total.said.most_common(4))
+        for each in stands:  # shown where a test fails
+            print(each.said()[-4000:])
         assert not total.wrong, total.wrong[:5]
         assert not total.lost, total.lost[:5]
         assert total.over_bound <= 0.05 * max(total.answers["near"], 20)

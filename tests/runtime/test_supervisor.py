@@ -15,7 +15,15 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from worldserve.runtime import Runtime
-from worldserve.supervisor import Answered, GaveUp, Lost, Recovered, Supervisor, SupervisorConfig
+from worldserve.supervisor import (
+    Answered,
+    Failed,
+    GaveUp,
+    Lost,
+    Recovered,
+    Supervisor,
+    SupervisorConfig,
+)
 
 pytestmark = pytest.mark.server
 
@@ -152,6 +160,19 @@ def test_dead_server_is_restarted(start_echo, connect, supervise):
     assert not any(stub.alive for stub in old_stubs)
 
 
+def test_stopped_server_is_not_waited_for(start_echo, connect, supervise):
+    """It takes requests and answers none, whatever it is asked to load."""
+    runtime = start_echo()
+    _, events = supervise(runtime)
+    os.kill(runtime.server_pid, signal.SIGSTOP)
+    events.next(Lost)
+    failed = events.next(Failed)
+    assert (failed.how, failed.attempt) == ("reload", 1)
+    assert "the server process is stopped" in failed.reason
+    assert events.next(Recovered).how == "restart"
+    assert connect(runtime).double() == 6
+
+
 def test_gives_up_when_nothing_helps(start_echo, supervise):
     """A model that can no longer load: reload, restart, back off, then say so and stop trying."""
     runtime = start_echo()
@@ -159,6 +180,7 @@ def test_gives_up_when_nothing_helps(start_echo, supervise):
     set_parameter(runtime, "fail_to_load", "true")
     os.kill(runtime.stubs("echo")[0].pid, signal.SIGKILL)
     events.next(Lost)
+    assert [events.next(Failed).how for _ in range(3)] == ["reload", "restart", "restart"]
     assert events.next(GaveUp).attempts == 3
     assert supervisor.gave_up.is_set()
     supervisor.join(5)

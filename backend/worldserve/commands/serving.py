@@ -20,6 +20,7 @@ from worldserve.runtime import ColdStore, Runtime, RuntimeConfig
 from worldserve.settings import threads_per_instance
 from worldserve.supervisor import (
     Answered,
+    Failed,
     GaveUp,
     Lost,
     Recovered,
@@ -177,6 +178,12 @@ def _tell(console: Console, event: SupervisorEvent) -> None:
             pass
         case Lost(model, reason):
             console.print(f"{clock} [yellow]{model} lost:[/] {escape(reason)}", highlight=False)
+        case Failed(model, how, reason, attempt):
+            console.print(
+                f"{clock} [yellow]{model} is not back[/] by {how}, attempt {attempt}: "
+                f"{escape(reason)}",
+                highlight=False,
+            )
         case Recovered(model, how, took_s, attempt):
             console.print(
                 f"{clock} [green]{model} is back[/] after {took_s:.1f} s by {how}, "
