@@ -119,13 +119,8 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=40, help="questions of each kind, per round")
     parser.add_argument("--json", type=Path, default=PROJECT / "benchmarks/results/hits.json")
     args = parser.parse_args()
-    config = RuntimeConfig(
-        model_repository=PROJECT / "model_repository",
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
+    config = RuntimeConfig.aside(
+        PROJECT / "model_repository",
         instances=default_instances(),
     )
     with Runtime(config) as runtime:

@@ -99,13 +99,8 @@ def record(file: Path, args: argparse.Namespace) -> int:
     waiting: queue.SimpleQueue[Visit] = queue.SimpleQueue()
     for visit in WORKLOADS[args.workload](args.users, args.asks):
         waiting.put(visit)
-    config = RuntimeConfig(
-        model_repository=PROJECT / "model_repository",
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
+    config = RuntimeConfig.aside(
+        PROJECT / "model_repository",
         parameters={
             "trace_file": str(file),
             "hot_size_bytes": "6GiB",

@@ -196,13 +196,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     draw = np.random.default_rng(args.seed)
-    config = RuntimeConfig(
+    config = RuntimeConfig.aside(
         PROJECT / "model_repository",
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         instances=default_instances(),
     )
     shown = scenes(args.clips, args.scenes)

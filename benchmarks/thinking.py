@@ -113,13 +113,8 @@ def play(url: str, users: int, asks: int, pause_s: float, round: int, max_error:
 
 
 def measure(background: bool, users: int, args: argparse.Namespace, round: int) -> Samples:
-    config = RuntimeConfig(
-        model_repository=PROJECT / "model_repository",
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
+    config = RuntimeConfig.aside(
+        PROJECT / "model_repository",
         instances=default_instances(),
         parameters={"background": str(background).lower()},
     )

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ctrlcache.errors import ConfigError
 from worldserve import processes
@@ -87,6 +88,15 @@ class RuntimeConfig:
     tracing: Tracing | None = None
     ready_timeout_s: float = 180.0
     flush_timeout_s: float = 4.0
+
+    @classmethod
+    def aside(cls, model_repository: Path, **other: Any) -> RuntimeConfig:
+        """Of a server beside whatever runs: on free ports, the world model alone, no object store,
+        unless `other` fields say so."""
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        return cls(
+            model_repository, **{"models": ("world_model",), "cold": "none", **ports, **other}
+        )
 
     def __post_init__(self) -> None:
         if not self.model_repository.is_dir():

@@ -68,13 +68,8 @@ class Watch:
 def test_strange_requests_do_no_harm(tmp_path):
     """Valid, nearly valid and malformed requests from four sides at once, by gRPC, HTTP and as raw
     bytes. Both processes live, nothing grows, and other people's sessions are bit-equal."""
-    config = RuntimeConfig(
+    config = RuntimeConfig.aside(
         REPOSITORY,
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         run_dir=tmp_path / "run",  # its log tells what a fault was
         parameters={
             "world_model_class": TINY,

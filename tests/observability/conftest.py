@@ -93,13 +93,9 @@ def scraped(tmp_path_factory):
     trust_the_tiny_model(directory)
     metrics = SupervisorMetrics()
     runtime = Runtime(
-        RuntimeConfig(
-            model_repository=PROJECT / "model_repository",
+        RuntimeConfig.aside(
+            PROJECT / "model_repository",
             models=("world_model", "cold_templates"),
-            cold="none",
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
             parameters={**SETTINGS, "weights_dir": str(directory)},
         )
     )

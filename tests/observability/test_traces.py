@@ -71,13 +71,8 @@ def attributes(span: dict) -> dict[str, str]:
 @pytest.mark.server
 def test_the_stages_of_a_request_are_spans_below_tritons(collector):
     """Every request is traced: Triton exports its spans, ours hang below them and fill the time."""
-    config = RuntimeConfig(
+    config = RuntimeConfig.aside(
         PROJECT / "model_repository",
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         parameters={"world_model_class": TINY, "hot_size_bytes": "64MiB", "history_frames": "64"},
         tracing=Tracing(collector.url, rate=1),
     )

@@ -81,13 +81,8 @@ def repository_with(directory: Path, code: str) -> Path:
 
 
 def config(repository: Path) -> RuntimeConfig:
-    return RuntimeConfig(
+    return RuntimeConfig.aside(
         repository,
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         instances=1,
         parameters={"world_model_class": TINY, "hot_size_bytes": "64MiB", "history_frames": "64"},
     )

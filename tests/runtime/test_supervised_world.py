@@ -34,13 +34,8 @@ def world(tmp_path_factory):
     script = repository / "world_model" / "1" / "model.py"
     script.write_text(f"import sys\n\nsys.path.append({str(SHARED)!r})\n{script.read_text()}")
     runtime = Runtime(
-        RuntimeConfig(
+        RuntimeConfig.aside(
             repository,
-            models=("world_model",),
-            cold="none",
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
             instances=2,
             parameters={
                 "world_model_class": "hanging_world:HangingWorldModel",

@@ -45,13 +45,8 @@ def runtime(tmp_path_factory):
     for name in ("weights.safetensors", "config.json"):
         shutil.copy(WEIGHTS / name, directory)
     calibrate(directory)
-    config = RuntimeConfig(
-        model_repository=WEIGHTS.parents[1],
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
+    config = RuntimeConfig.aside(
+        WEIGHTS.parents[1],
         instances=2,
         parameters={
             "weights_dir": str(directory),

@@ -247,13 +247,8 @@ def test_tritons_own_response_cache_refuses_a_sequence_model(tmp_path):
     config = repository / "world_model" / "config.pbtxt"
     config.write_text(config.read_text() + "\nresponse_cache { enable: true }\n")
     runtime = Runtime(
-        RuntimeConfig(
-            model_repository=repository,
-            models=("world_model",),
-            cold="none",
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
+        RuntimeConfig.aside(
+            repository,
             parameters=SETTINGS,
         )
     )

@@ -179,13 +179,8 @@ def _ask_around(url: str, clip: Clip) -> tuple[list[float], list[float], list[fl
 
 
 def _config(repository: Path, settings: Any) -> RuntimeConfig:
-    return RuntimeConfig(
-        model_repository=repository,
-        models=("world_model",),
-        cold="none",
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
+    return RuntimeConfig.aside(
+        repository,
         parameters=dict(settings),
     )
 

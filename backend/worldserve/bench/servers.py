@@ -51,13 +51,8 @@ class Servers:
                 self._last = rival
                 return self._running
         self.close()
-        config = RuntimeConfig(
-            model_repository=self._repository,
-            models=("world_model",),
-            cold="none",
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
+        config = RuntimeConfig.aside(
+            self._repository,
             parameters={**self._settings, **rival.settings},
         )
         runtime = Runtime(config)

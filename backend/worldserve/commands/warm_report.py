@@ -126,14 +126,9 @@ class _server:
 
         warm_dir.parent.mkdir(parents=True, exist_ok=True)
         self._runtime = Runtime(
-            RuntimeConfig(
-                model_repository=repository,
-                models=(_MODEL,),
-                cold="none",
+            RuntimeConfig.aside(
+                repository,
                 warm_dir=warm_dir,
-                http_port=0,
-                grpc_port=0,
-                metrics_port=0,
                 instances=1,
                 ready_timeout_s=600.0,
                 parameters=settings,
