@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctrlcache.errors import InvalidInput
-from worldserve.bench.hands import hand_actions, read_recording
+from worldserve.bench.hands import Recording, hand_actions, read_recording
 from worldserve.bench.timeline import PREDICTED, Timeline
 from worldserve.bench.workload import HABITS, HORIZON, Action, Clip, act
 
@@ -41,6 +41,16 @@ def test_a_user_is_reproducible_and_unlike_others(suite):
     ):
         assert first != other
     assert sum(action.asks for action in first) == habits.asks
+
+
+def test_the_first_frames_are_shown_before_anything_is_asked():
+    """By modelled users and by recorded hands alike, with a rest before the first question."""
+    habits = HABITS["edudemo"]
+    recording = Recording("hand", np.arange(9, dtype=np.float32), np.eye(9, 4, dtype=np.float32))
+    for actions in (act(clip(), habits, 0), hand_actions(clip(), habits, recording)):
+        assert (actions[0].mode, actions[0].watched) == ("watch", (0, habits.lead))
+        assert actions[0].pause_s > 0
+        assert (actions[1].mode, actions[1].watched) == ("probe", (0, 0))
 
 
 @pytest.mark.parametrize("suite", sorted(HABITS))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ctrlcache.errors import InvalidInput
-from worldserve.bench.workload import Action, Clip, Controls, Habits
+from worldserve.bench.workload import Action, Clip, Controls, Habits, opening
 
 __all__ = ["Recording", "hand_actions", "read_recording"]
 
@@ -91,14 +91,15 @@ def hand_actions(clip: Clip, habits: Habits, recording: Recording) -> list[Actio
     """A session on `clip`: a question each time the hand has moved, at most one per interval; the
     video runs on while the hand rests for long."""
     sampled = _resting_points(recording)
-    lead, shown = habits.lead, habits.lead
+    shown = habits.lead
     actions: list[Action] = []
     for number, (time_s, control) in enumerate(sampled[: habits.asks]):
         after = sampled[number + 1][0] if number + 1 < len(sampled) else time_s + 1
         pause_s = float(np.clip(after - time_s, 0.02, _MOST_S))
         held = tuple(float(c) for c in control)
-        watched = (0, lead) if not actions else (0, 0)
-        actions.append(Action("hand", "probe", held, pause_s, watched))
+        if not actions:
+            actions.append(opening(habits, held))
+        actions.append(Action("hand", "probe", held, pause_s))
         if pause_s > _WATCHES_S and shown < len(clip.frames):
             last = min(shown + int(10 * pause_s), len(clip.frames))
             actions.append(Action("hand", "watch", held, 0.0, (shown, last)))

@@ -127,11 +127,12 @@ def _latency(report: SuiteReport) -> list[str]:
     rows = [
         _row(
             *(name, f"{one.p50_ms:.1f}", f"{one.p90_ms:.1f}", f"{one.p99_ms:.1f}"),
-            *(f"{one.worst_ms:.0f}", f"{one.misses:.1%}", f"{one.cpu_s:.0f}"),
+            *(f"{one.worst_ms:.0f}", f"{one.misses:.1%}", _number(one.opening_ms, 0)),
+            f"{one.cpu_s:.0f}",
         )
         for name, one in report.scores.items()
     ]
-    lines = _table(_row("rival", "p50 ms", "p90", "p99", "worst", "late", "CPU s"), rows)
+    lines = _table(_row("rival", "p50 ms", "p90", "p99", "worst", "late", "opening", "CPU s"), rows)
     for against, spreads in report.speed_ups().items():
         rows = [
             _row(name, str(spreads[name]), str(spreads[f"{name}@p99"]))

@@ -32,8 +32,8 @@ class Play(Protocol):
         """The answer; `watched` frames of the action are shown first."""
         ...
 
-    def watch(self, action: Action) -> None:
-        """Frames are shown, nothing is asked."""
+    def watch(self, action: Action) -> float:
+        """Frames are shown, nothing is asked; ms until they were taken."""
         ...
 
     def settle(self) -> None:
@@ -62,11 +62,11 @@ class Stateful:
             frames = _other(self._clip)[[self._timeline.base]]
         return self._wire.ask(samples, frames, **where)
 
-    def watch(self, action: Action) -> None:
+    def watch(self, action: Action) -> float:
         frames, samples = _observed(self._clip, action)
         where = self._where(replace(action, mode="probe"))
         self._timeline.follow(self._clip, action)
-        self._wire.tell(samples, frames, **where)
+        return self._wire.tell(samples, frames, **where)
 
     def settle(self) -> None:
         self._wire.tell(self._nothing(), drain="true", **self._where(None))
@@ -150,8 +150,9 @@ class Recomputed:
             self._timeline.follow(self._clip, action)
         return replace(reply, latency_ms=(time.perf_counter() - began) * 1e3)
 
-    def watch(self, action: Action) -> None:
+    def watch(self, action: Action) -> float:
         self._timeline.follow(self._clip, action)
+        return 0.0
 
     def settle(self) -> None:
         return None
@@ -194,9 +195,9 @@ class Remembered:
         view = self._clip.other_view.encode() if _looks_elsewhere(self._clip, action) else b""
         return scene + self._timeline.digest() + control.tobytes() + view
 
-    def watch(self, action: Action) -> None:
+    def watch(self, action: Action) -> float:
         self._timeline.follow(self._clip, action)
-        self._behind.watch(action)
+        return self._behind.watch(action)
 
     def settle(self) -> None:
         self._behind.settle()

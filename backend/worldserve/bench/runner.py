@@ -104,12 +104,13 @@ def play_rival(
         before_s, before = cpu_s(runtime), counted(runtime)
         for session in sessions:
             play = rival.begin(client, session.clip, store, plan.max_error)
-            rows = _play(play, session, plan, rival, after)
+            rows, opening_ms = _play(play, session, plan, rival, after)
             after_s, now = cpu_s(runtime), counted(runtime)
             played = {
                 "session": session.name,
                 "suite": session.clip.suite,
                 "source": session.source,
+                "opening_ms": opening_ms,
                 "cpu_s": after_s - before_s,
                 "bytes": bytes_stored(runtime, store),
                 "worldcache": {name: value - before.get(name, 0) for name, value in now.items()},
@@ -121,13 +122,15 @@ def play_rival(
 
 def _play(
     play: Play, session: Session, plan: Plan, rival: Rival, after: Callable[[float], None]
-) -> list[dict[str, Any]]:
-    judge_of = _Judge(session, plan, rival)
+) -> tuple[list[dict[str, Any]], float]:
+    """A row for each answer, and the ms that showing the first frames took."""
+    judge_of, opening_ms = _Judge(session, plan, rival), 0.0
     for action in session.actions:
         if action.asks:
             reply = play.ask(action)
         else:
-            play.watch(action)
+            shown_ms = play.watch(action)
+            opening_ms = shown_ms if action.kind == "open" else opening_ms
         ends_s = time.perf_counter() + action.pause_s
         if action.asks:
             judge_of.add(action, reply)
@@ -140,7 +143,7 @@ def _play(
     play.close(plan.drain)
     if rival.name == REFERENCE:
         _keep(plan.work / REFERENCE / f"{session.name}.npz", judge_of.replies)
-    return judge_of.rows
+    return judge_of.rows, opening_ms
 
 
 class _Judge:

@@ -81,7 +81,8 @@ class Score:
     """Of one rival on one suite. hits: share by tier; approximate: share of all answers; reusing:
     share of answers that are the model's own but for reuse between the steps of their frames.
     blocks_reused: share of the generator's blocks that were not computed; features_found: of
-    WorldCache's look-ups. Both None where there were none.
+    WorldCache's look-ups. Both None where there were none. opening_ms: until a session's first
+    frames were taken, median, None where they are sent with each question.
 
     gripper_off_cm, object_off_cm: mean distance from the simulator's truth, None where unknown.
     over_bound: of the approximate answers, those whose error is over the stated bound.
@@ -91,6 +92,7 @@ class Score:
     """
 
     answers: int
+    opening_ms: float | None
     p50_ms: float
     p90_ms: float
     p99_ms: float
@@ -135,6 +137,7 @@ def score(played: Played, deadline_ms: float, deadline_absolute_ms: float) -> Sc
     drawn = [answer for answer in inexact if np.isfinite(answer.get("psnr_db", np.inf))]
     return Score(
         answers=len(answers),
+        opening_ms=_median([s["opening_ms"] for s in played.sessions if s["opening_ms"]]),
         p50_ms=float(np.percentile(latency, 50)),
         p90_ms=float(np.percentile(latency, 90)),
         p99_ms=float(np.percentile(latency, 99)),

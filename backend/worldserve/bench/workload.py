@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HABITS", "HORIZON", "Action", "Clip", "Habits", "act"]
+__all__ = ["HABITS", "HORIZON", "Action", "Clip", "Habits", "act", "opening"]
 
 Controls = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
@@ -153,6 +153,11 @@ def act(clip: Clip, habits: Habits, user: int, seed: int = 0) -> list[Action]:
     return _Hand(clip, habits, user, seed).session()
 
 
+def opening(habits: Habits, control: tuple[float, ...]) -> Action:
+    """How a session begins: the frames that are on the screen before anything is asked."""
+    return Action("open", "watch", control, habits.pause_s, watched=(0, habits.lead))
+
+
 class _Hand:
     """One user. `history` mirrors the session's: the clip's frame shown at each index, or -1."""
 
@@ -175,7 +180,7 @@ class _Hand:
         }
         kinds, weights = zip(*possible.items(), strict=True)
         chances = np.array(weights) / sum(weights)
-        actions = [self._ask("open", watched=(0, self.habits.lead))]
+        actions = [opening(self.habits, self._tuple()), self._ask("open")]
         asked = 1
         while asked < self.habits.asks:
             kind = str(self.draw.choice(kinds, p=chances))
@@ -255,7 +260,6 @@ class _Hand:
         self,
         kind: str,
         mode: str = "probe",
-        watched: tuple[int, int] = (0, 0),
         steps: int = 0,
         seek: int = -1,
         view: bool = False,
@@ -264,7 +268,7 @@ class _Hand:
         if self.present not in self.places:
             self.places.append(self.present)
         pause_s = float(self.habits.pause_s * self.draw.lognormal(0, 0.4))
-        return Action(kind, mode, self._tuple(), pause_s, watched, steps, seek, view)
+        return Action(kind, mode, self._tuple(), pause_s, steps=steps, seek=seek, view=view)
 
     def _next_frame(self) -> int:
         """The clip's frame that follows the present one; predicted frames took their time, too."""
