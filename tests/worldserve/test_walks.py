@@ -15,9 +15,11 @@ from tiny_world import HELD, TINY, Client, Truth, clip, controls, equal
 
 from ctrlcache.admission import Admission
 from ctrlcache.errors import InvalidInput
+from ctrlcache.key import frame_id
 from worldserve.models.tiny import TinyWorldModel
 from worldserve.service import WorldService
 from worldserve.session import tokens_id
+from worldserve.session_store import SessionNotFound
 
 FRAMES = clip(64)
 
@@ -173,3 +175,19 @@ def test_forgetting_never_takes_what_the_present_needs(service, last):
     with service.service.background.floor():
         # The same answers again, and no thinking time to compute anything in.
         walk(service, program)
+
+
+def test_a_session_whose_frames_are_lost_is_told_so(service):
+    """What was shown cannot be computed again: its session is refused by name, others go on."""
+    for id in ("lost", "well"):
+        service.ask(HELD, id, frames=FRAMES[:3] if id == "lost" else FRAMES[3:5], start=True)
+    assert service.service.drain()
+    session = service.service.sessions.load("", "lost")
+    contexts = [session.context_at(i) for i in range(3)]
+    shown = [*map(frame_id, contexts), *map(tokens_id, contexts)]
+    service.service._memory.hot.delete([*shown, *map(session.slice_at, range(2))])
+    service.service._scheduler._engine._recall._ready.clear()
+    with pytest.raises(SessionNotFound, match="not in memory any more: begin a new session"):
+        service.ask(-HELD, "lost", cache="off")
+    assert service.ask(-HELD, "well", cache="off", end=True)["EXACT"][0]
+    assert service.ask(HELD, "lost", frames=FRAMES[:3], start=True, end=True)["EXACT"][0]
