@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from worldserve.agenda import Agenda
 from worldserve.background import Background, Urgency
 from worldserve.cold import TaskTemplates
 from worldserve.drawing import Drawing
-from worldserve.models.protocol import Checkpoint, Float, Pixels
+from worldserve.models.protocol import Checkpoint, Float, Pixels, Rendering
 from worldserve.opening import Turn
 from worldserve.rendering import draw
 from worldserve.scoring import Bench, Place, Scorer
@@ -21,10 +22,21 @@ from worldserve.scoring import Bench, Place, Scorer
 __all__ = ["Foresight"]
 
 _HANDS = 1_024
+_TENANTS = 256
 _MOVED = 1e-3
 _APART = 0.02
 _AHEAD = 2  # steps of the hand
 _TYPICAL = 4  # controls of a task
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """How a question was asked, but for where and about what; see `Place`."""
+
+    horizon: int
+    seed: int
+    with_frames: bool
+    rendering: Rendering
 
 
 class Foresight:
@@ -46,11 +58,38 @@ class Foresight:
         self._templates = templates
         self._drawing = drawing
         self._hands: OrderedDict[bytes, Float] = OrderedDict()
+        self._habits: OrderedDict[bytes | str, _Asked] = OrderedDict()
 
     def follow(self, place: Place, turn: Turn, task: str, key: bytes) -> None:
         """After a turn of the session `key`, which is at `place` now: queue what may be next."""
+        asked = _Asked(place.horizon, place.seed, place.with_frames, place.rendering)
+        # A session's own habits, and for one that has none yet those of its tenant.
+        _remember(self._habits, key, asked, _HANDS)
+        _remember(self._habits, turn.after.tenant, asked, _HANDS + _TENANTS)
+        self._queue(place, self._expected(turn, task, key), task, key)
+
+    def shown(self, turn: Turn, key: bytes) -> None:
+        """After frames that were shown, and nothing was asked: the next question is likely to be
+        about where the hand is now, and of the kind that was asked before."""
+        asked = self._habits.get(key) or self._habits.get(turn.after.tenant)
+        if asked is None or not is_held(turn.plan):
+            return
+        place = Place(
+            session=turn.after,
+            conditioning=turn.conditioning,
+            horizon=asked.horizon,
+            seed=asked.seed,
+            rendering=asked.rendering,
+            with_frames=asked.with_frames,
+        )
+        _remember(self._hands, key, turn.plan[-1], _HANDS)
+        self._agenda.left(key, place.space)
+        self._queue(place, [turn.plan[-1]], "", key)
+
+    def _queue(self, place: Place, expected: list[Float], task: str, key: bytes) -> None:
+        """Have the answers about these controls computed, the likeliest first."""
         wanted: list[Float] = []
-        for control in self._expected(turn, task, key):
+        for control in expected:
             near = [np.linalg.norm(control - other) <= _APART for other in wanted]
             if not any(near) and not self._agenda.covers(place.space, control):
                 wanted.append(control)
@@ -73,10 +112,7 @@ class Foresight:
                 expected += [np.clip(c, -1, 1).astype(np.float32) for c in ahead]
             if turn.after.context != turn.here.context:
                 expected.append(now)
-            self._hands[key] = now
-            self._hands.move_to_end(key)
-            while len(self._hands) > _HANDS:
-                self._hands.popitem(last=False)
+            _remember(self._hands, key, now, _HANDS)
         if turn.request.start:
             given = turn.request.templates
             typical = self._templates.controls(task, _TYPICAL) if given is None else list(given)
@@ -116,3 +152,15 @@ class Foresight:
 
     def _base_frame(self, place: Place) -> Pixels | None:
         return self._bench.keeper.get_blob(frame_id(place.session.base))
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
+    """As the newest of at most so many."""
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > most:
+        known.popitem(last=False)

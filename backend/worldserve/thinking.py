@@ -75,8 +75,12 @@ class Thinking:
         """Queue what follows from an answer; called by the thread that answers, after the reply."""
         try:
             self._remember(turn, answer, present, list(made))
-            if answer is not None and turn.request.cache != "off" and self._config.think:
+            if turn.request.cache == "off" or not self._config.think:
+                return
+            if answer is not None:
                 self._ponder(turn, answer)
+            elif self._config.prefetch and turn.changed and not turn.request.end:
+                self._foresight.shown(turn, turn.after.key)
         except CtrlCacheError:
             _log.exception("nothing can be kept of a request", extra=fields(session=turn.here.id))
 
