@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ctrlcache.trace import Request, accesses, requests
-from worldcache.eviction import Importance, Scale, Standing, Usual, Weights, score
-from worldcache.shelf import Held, Shelf, touch
+from worldcache.eviction import Usual, Weights, score
+from worldcache.experience import Experience
+from worldcache.shelf import Held, Shelf
 from worldserve.bench.report import machine
 
 HERE = Path(__file__).parent
@@ -69,7 +70,7 @@ Replay = Callable[[Sequence[Request], int], Tally]
 def by_score(trace: Sequence[Request], limit: int, weights: Weights | None = None) -> Tally:
     weights = weights or Weights()
     shelf: Shelf[None] = Shelf(limit, weights)
-    scale, importance = Scale(), Importance()
+    experience = Experience()
     tally, seen = Tally(), set[str]()
     for r in trace:
         id = r.key.encode()
@@ -78,14 +79,12 @@ def by_score(trace: Sequence[Request], limit: int, weights: Weights | None = Non
         seen.add(r.key)
         if held is not None:
             if r.asked:
-                touch(held, r.time_s, scale, importance)
+                experience.used(held, r.time_s)
             continue
         kind = r.kind if r.asked else r.kind + " ahead"
-        importance.stored(kind)
-        standing = Standing(r.size_bytes, r.cost_ms, importance(kind), r.time_s)
-        scale.stored(standing)
+        standing = experience.arrived(id, kind, r.size_bytes, r.cost_ms, r.time_s, asked=r.asked)
         new = Held(None, standing, kind, b"")
-        if r.size_bytes <= limit and make_room(shelf, new, r.time_s, scale(), weights):
+        if r.size_bytes <= limit and make_room(shelf, new, r.time_s, experience.usual, weights):
             shelf.add(id, new)
     return tally
 

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from ctrlcache.errors import ConfigError
 from worldcache.devices import Device, HostDevice, device_share
 from worldcache.disk import Disk, DiskConfig
-from worldcache.eviction import Importance, Scale, Standing, Weights, score
+from worldcache.eviction import Standing, Weights, score
+from worldcache.experience import Experience
 from worldcache.lower import Lower, Packing
 from worldcache.metrics import Sink, StoreEvicted, StoreLookup, StoreSize, ignore
-from worldcache.shelf import Held, Shelf, touch
+from worldcache.shelf import Held, Shelf
 
 __all__ = ["Found", "LevelStats", "Levels", "LevelsConfig"]
 
@@ -107,8 +108,7 @@ class Levels:
         self._l1: Shelf[_Raw] = Shelf(l1_bytes, self.config.weights)
         self._l2: Shelf[bytes] = Shelf(self.config.l2_bytes, self.config.weights)
         self._disk = None if self.config.disk is None else Disk(self.config.disk, on_event)
-        self._scale = Scale()
-        self._importance = Importance()
+        self._experience = Experience()
         #: Held for moments, by everyone; and by whoever moves something, for as long as it takes.
         self._lock = threading.Lock()
         self._moving = threading.RLock()
@@ -119,7 +119,7 @@ class Levels:
             self._lock,
             self._moving,
             self._whole,
-            lambda: (self._now(), self._scale()),
+            lambda: (self._now(), self._experience.usual),
             on_event,
         )
 
@@ -175,7 +175,7 @@ class Levels:
         return Found(array, "l3", bound)
 
     def _used(self, held: Held[Any]) -> None:
-        touch(held, self._now(), self._scale, self._importance)
+        self._experience.used(held, self._now())
 
     def _whole(self, id: bytes) -> Array | None:
         """What is in L1 with every bit."""
@@ -209,11 +209,10 @@ class Levels:
                 if there is not None:
                     there.standing.last_used_s = self._now()
                     return
-                self._importance.stored(kind)
+                standing = self._experience.arrived(
+                    id, kind, array.nbytes, cost_ms, self._now(), importance
+                )
                 known = importance is not None
-                worth = self._importance(kind) if importance is None else importance
-                standing = Standing(array.nbytes, cost_ms, worth, self._now())
-                self._scale.stored(standing)
             fits = array.nbytes <= self._l1.limit_bytes and self._deserves(standing)
             if not fits or not self._room_in_l1(array.nbytes):
                 self._below.put(id, array, Held(None, standing, kind, group, known=known))
@@ -238,6 +237,7 @@ class Levels:
             raw = _Raw(self._device.upload(array), bound)
             with self._lock:
                 self._l1.add(id, Held(raw, standing, kind, group))
+                self._experience.remember(id, standing)
             packed = self._l2.get(id)
             if packed is not None and not packed.standing.dependents and bound == 0:
                 self._below.take(id)
@@ -250,7 +250,7 @@ class Levels:
         with self._lock:
             if self._l1.size_bytes + standing.size_bytes <= self._l1.limit_bytes:
                 return True
-            now, usual = self._now(), self._scale()
+            now, usual = self._now(), self._experience.usual
             least = self._l1.least(now, usual)
             held = None if least is None else self._l1.get(least)
             weights = self.config.weights
@@ -261,7 +261,7 @@ class Levels:
     def _room_in_l1(self, size_bytes: int) -> bool:
         while self._l1.size_bytes + size_bytes > self._l1.limit_bytes:
             with self._lock:
-                victim = self._l1.least(self._now(), self._scale())
+                victim = self._l1.least(self._now(), self._experience.usual)
                 held = None if victim is None else self._l1.get(victim)
             if victim is None or held is None:
                 return False

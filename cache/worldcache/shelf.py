@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from worldcache.eviction import Importance, Scale, Standing, Usual, Weights, score
+from worldcache.eviction import Standing, Usual, Weights, score
 
-__all__ = ["Held", "Shelf", "touch"]
+__all__ = ["Held", "Shelf"]
 
 T = TypeVar("T")
 _LOOK_AT = 64
@@ -26,17 +26,6 @@ class Held(Generic[T]):
     group: bytes
     base: bytes | None = None
     known: bool = False
-
-
-def touch(held: Held[Any], now_s: float, scale: Scale, importance: Importance) -> None:
-    """It was asked for: what that says of it, and of others like it."""
-    standing = held.standing
-    scale.used(now_s - standing.last_used_s)
-    importance.used(held.kind, standing.uses)
-    standing.last_used_s = max(now_s, standing.last_used_s)
-    standing.uses += 1
-    if not held.known:
-        standing.importance = importance(held.kind, standing.uses)
 
 
 class Shelf(Generic[T]):

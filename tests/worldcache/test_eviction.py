@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ctrlcache.errors import ConfigError
 from worldcache.eviction import Importance, Scale, Standing, Usual, Weights, score
-from worldcache.shelf import Held, Shelf, touch
+from worldcache.experience import Experience
+from worldcache.shelf import Held, Shelf
 
 PLAIN = Standing(size_bytes=1_000, cost_ms=10.0, importance=0.5, last_used_s=100.0)
 USUAL = Usual(per_byte=5e-3, interval_s=10.0)
@@ -103,15 +104,13 @@ def test_the_usual_interval_is_learnt():
 def test_a_scan_does_not_push_out_what_returns():
     """Things stored ahead that nobody asks for leave first, though they are the newest."""
     shelf: Shelf[None] = Shelf(20_000, Weights())
-    scale, importance = Scale(), Importance()
+    experience = Experience()
     now = 0.0
 
     def put(id, kind):
-        importance.stored(kind)
-        standing = Standing(1_000, 10.0, importance(kind), now)
-        scale.stored(standing)
+        standing = experience.arrived(id, kind, 1_000, 10.0, now)
         while shelf.size_bytes + 1_000 > shelf.limit_bytes:
-            shelf.pop(shelf.least(now, scale()))
+            shelf.pop(shelf.least(now, experience.usual))
         shelf.add(id, Held(None, standing, kind, b""))
 
     for round in range(40):
@@ -121,11 +120,25 @@ def test_a_scan_does_not_push_out_what_returns():
             if held is None:
                 put(b"useful%d" % n, "asked")
             else:
-                touch(held, now, scale, importance)
+                experience.used(held, now)
         for n in range(30):
             now += 0.01
             put(b"scan%d-%d" % (round, n), "ahead")
     assert all(b"useful%d" % n in shelf for n in range(8))
+
+
+def test_what_comes_back_is_remembered():
+    """A feature that left and is stored again stands where one does that was used as often; one
+    that was never here, or was stored ahead, or left too long ago, does not."""
+    experience = Experience(most_remembered=3)
+    first = experience.arrived(b"a", "k", 100, 1.0, 0.0)
+    experience.used(Held(None, first, "k", b""), 2.0)
+    again = experience.arrived(b"a", "k", 100, 1.0, 5.0)
+    assert (first.uses, again.uses, again.last_used_s) == (1, 2, 5.0)
+    assert experience.arrived(b"a", "k", 100, 1.0, 6.0, asked=False).uses == 0
+    for other in (b"b", b"c", b"d"):
+        assert experience.arrived(other, "k", 100, 1.0, 7.0).uses == 0
+    assert experience.arrived(b"a", "k", 100, 1.0, 8.0).uses == 0
 
 
 def test_the_limit_cannot_be_passed():
