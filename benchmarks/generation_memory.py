@@ -1,6 +1,6 @@
 """Peak memory of a long generation, with the levels and without, on the reference model.
 
-    python benchmarks/generation_memory.py [--frames 640] [--context 16] [--threads 1]
+    python benchmarks/generation_memory.py [--frames 1280] [--context 16] [--threads 1]
 
 A storyboard of one clip and `--frames` predicted frames is made, with everything kept that a later
 edit can reuse (tokens, what the model remembers of every frame, states, frames): once in the memory
@@ -95,7 +95,7 @@ def run(levels: bool, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--frames", type=int, default=640)
+    parser.add_argument("--frames", type=int, default=1_280)
     parser.add_argument("--context", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=RESULTS)

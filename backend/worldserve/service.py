@@ -9,6 +9,7 @@ import heapq
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -34,6 +35,7 @@ from worldserve.engine import Engine, Reply
 from worldserve.features import Features, open_levels
 from worldserve.gate import Gate, Overloaded
 from worldserve.inheritance import Inheritance
+from worldserve.memory import give_back
 from worldserve.models.protocol import Float, WorldModel
 from worldserve.opening import Opener, provenance_of
 from worldserve.options import ServeOptions, load_model
@@ -55,6 +57,7 @@ __all__ = ["WorldService"]
 _log = logging.getLogger(__name__)
 _ADAPTER = "adapter.safetensors"
 _HOUSEKEEPING_S = 5.0
+_GIVE_BACK_S = 60.0
 _MOST_LOADED = 65_536
 
 
@@ -297,14 +300,18 @@ class WorldService:
         self.cache.load([entry.id for entry in best], room)
 
     def _keep_house(self) -> None:
-        """Forget expired sessions: their memory is given back though nobody asks for it; and tell
-        how full everything is."""
+        """Forget expired sessions: their memory is given back though nobody asks for it; tell how
+        full everything is; and leave to the system what is free."""
+        given_back_s = time.monotonic()
         while True:
             try:
                 self.sessions.collect()
                 self._vitals.report()
             except TierUnavailable as error:
                 _log.warning("expired sessions cannot be collected: %s", error)
+            if time.monotonic() - given_back_s > _GIVE_BACK_S:
+                give_back()
+                given_back_s = time.monotonic()
             if self._closed.wait(min(_HOUSEKEEPING_S, self.options.session_ttl_s / 4)):
                 return
 
