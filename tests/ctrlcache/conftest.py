@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from cache_setting import Setting, opened
+from hot_setting import SIZE
 from tier_openers import shm_path
 from warm_process import open_tier
 from warm_setting import LIMIT, SEGMENT, Open
 
+from ctrlcache.shared import SharedMemory
 from ctrlcache.tiers.warm import WarmTier
 
 
@@ -22,6 +24,20 @@ def index(tmp_path: Path) -> Iterator[Path]:
     yield path
     for item in path.parent.glob(f"{path.name}*"):
         shutil.rmtree(item)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    path = shm_path(tmp_path)
+    yield path
+    SharedMemory.remove(path)
+
+
+@pytest.fixture
+def memory(place: Path) -> Iterator[SharedMemory]:
+    memory = SharedMemory(place, SIZE)
+    yield memory
+    memory.close()
 
 
 @pytest.fixture

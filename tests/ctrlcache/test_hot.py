@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
 import numpy as np
 import pytest
-from shared_writer import KEPT, slice_record
-from tier_openers import shm_path
+from hot_setting import SIZE, check_accounts, fill, record
 
 from ctrlcache import eviction
 from ctrlcache.errors import InvalidInput, TierUnavailable
@@ -23,48 +18,7 @@ from ctrlcache.key import digest
 from ctrlcache.metrics import Event, Evicted
 from ctrlcache.shared import RECORD_SHARE, SharedMemory
 from ctrlcache.tiers.base import Entry, Record
-from ctrlcache.tiers.ledger import SAMPLE, occupied_bytes
-
-SIZE = 8 << 20
-WRITER = Path(__file__).with_name("shared_writer.py")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    path = shm_path(tmp_path)
-    yield path
-    SharedMemory.remove(path)
-
-
-@pytest.fixture
-def memory(place: Path) -> Iterator[SharedMemory]:
-    memory = SharedMemory(place, SIZE)
-    yield memory
-    memory.close()
-
-
-def record(name: str, size: int = 100, cost_ms: float = 1.0) -> Record:
-    id = digest(name.encode())
-    return Record(Entry(id, id, None, 0.0, 0.0, cost_ms, 0.0), name.encode()[:1] * size)
-
-
-def fill(memory: SharedMemory, rounds: int = 3) -> None:
-    """Put several times what fits, all dearer than anything else."""
-    for n in range(rounds * SIZE // 50_000):
-        memory.hot.put([record(f"filling {os.urandom(8).hex()} {n}", 50_000, cost_ms=1e6)])
-
-
-def check_accounts(memory: SharedMemory) -> None:
-    """What is counted is what is there."""
-    entries = list(memory.hot.scan())
-    payloads = [memory.hot.get(entry.id) for entry in entries]
-    assert None not in payloads
-    rows = [value for table in ("sessions", "t") for _, value in memory.table(table).scan()]
-    size = sum(occupied_bytes(len(value)) for value in [*payloads, *rows] if value is not None)
-    stats = memory.hot.stats()
-    assert (stats.entries, stats.size_bytes) == (len(entries), size)
-    assert stats.size_bytes <= stats.limit_bytes
-
+from ctrlcache.tiers.ledger import SAMPLE
 
 # -- pins -----------------------------------------------------------------------------------------
 
@@ -225,90 +179,6 @@ def test_eviction_looks_at_few_records(place: Path, monkeypatch: pytest.MonkeyPa
     assert memory.hot.stats().entries > 4000
     assert looks <= memory.hot.evictions * SAMPLE
     memory.close()
-
-
-# -- several processes ----------------------------------------------------------------------------
-
-
-def start(place: Path, seed: int, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(WRITER), str(place), str(SIZE), str(seed), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def test_processes_share_it(memory: SharedMemory, place: Path) -> None:
-    """What two processes write, at the same time, a third one sees at once; the sums are right."""
-    writers = [start(place, seed, "150") for seed in (1, 2)]
-    for n in range(150):
-        memory.transact(lambda tx, n=n: tx.write("sessions", b"own", b"%d" % n))
-    for seed, writer in enumerate(writers, 1):
-        lines = writer.communicate(timeout=120)[0].split()
-        assert lines == [str(n) for n in range(150)]
-        assert memory.table("sessions").get(b"session %d" % seed) == b"149"
-        held = [slice_record(seed, n).entry.id for n in range(150 - KEPT, 150)]
-        assert sorted(memory.hot.pinned(b"session %d" % seed)) == sorted(held)
-        assert all(memory.hot.contains(held))
-    assert memory.table("sessions").get(b"own") == b"149"
-    check_accounts(memory)
-
-
-def test_a_killed_process_leaves_whole_transactions(memory: SharedMemory, place: Path) -> None:
-    """Killed at arbitrary moments: its last reported commit is there whole, pins included, counts
-    are right, and others write on at once."""
-    rng = np.random.default_rng(0)
-    for seed in range(10):
-        writer = start(place, seed)
-        assert writer.stdout is not None
-        for _ in range(int(rng.integers(1, 40))):
-            line = writer.stdout.readline()
-        writer.send_signal(signal.SIGKILL)
-        rest = writer.stdout.read().split()
-        writer.wait()
-        reported = int(rest[-1] if rest else line)
-        last = int(memory.table("sessions").get(b"session %d" % seed) or b"-1")
-        assert last in (reported, reported + 1)
-        held = [slice_record(seed, n) for n in range(max(0, last - KEPT + 1), last + 1)]
-        pinned = memory.hot.pinned(b"session %d" % seed)
-        assert sorted(pinned) == sorted(item.entry.id for item in held)
-        assert all(memory.hot.get(item.entry.id) == item.payload for item in held)
-        memory.hot.put([record(f"afterwards {seed}")])
-        check_accounts(memory)
-
-
-def test_readers_that_died_are_forgotten(memory: SharedMemory, place: Path) -> None:
-    """A process killed in the middle of reading keeps no pages for ever."""
-    memory.hot.put([record("something")])
-    code = (
-        "import lmdb, sys, time\n"
-        "env = lmdb.open(sys.argv[1], map_size=int(sys.argv[2]), max_dbs=20)\n"
-        "txn = env.begin(); print('reading', flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", code, str(place), str(SIZE)]
-    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "reading\n"
-    reader.kill()
-    reader.wait()
-    fill(memory)  # many times what fits beside the pages that the dead reader saw
-    assert memory.reader_check() == 0
-    check_accounts(memory)
-
-
-def test_threads_write_at_once(memory: SharedMemory) -> None:
-    """Threads of one process take turns; nothing is lost or counted twice."""
-
-    def write(seed: int) -> None:
-        for n in range(40):
-            memory.hot.put([record(f"{seed} {n}", 3000)])
-            memory.hot.touch([digest(b"%d %d" % (seed, n))])
-
-    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    memory.hot.flush_touches()
-    assert memory.hot.stats().entries == 160
-    check_accounts(memory)
 
 
 # -- what can go wrong ----------------------------------------------------------------------------

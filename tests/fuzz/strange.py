@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import random
 import socket
 import struct
@@ -17,6 +16,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from spared import spare, spared
 from tiny_world import clip
 from tritonclient.grpc import service_pb2
 
@@ -59,26 +59,6 @@ _PARAMETERS = (
     *("priority", "binary_data", "classification", "shared_memory_region", "nonsense", ""),
 )
 _TIMEOUT_S = 20.0
-
-
-def _harmless(shape: list[int]) -> list[int]:
-    """The shape, or one like it where it would end the stub of Triton 2.51 (docs/faults.md): one
-    that no array has, and whose product, which overflows, is a number of bytes all the same."""
-    product = math.prod(shape)
-    impossible = product >= 2**63 or any(size < 0 for size in shape)
-    if impossible and any(product * each % 2**64 < 2**20 for each in (1, 2, 4, 8)):
-        return [min(max(size, 0), 9) for size in shape]
-    return shape
-
-
-def _affordable(item: dict[str, Any]) -> None:
-    """Cut the shape of an HTTP input that has its data in the JSON: Triton 2.51 makes room for as
-    many elements as the shape says before it looks at the data, and ends where it gets none
-    (docs/faults.md)."""
-    shape, parameters = item.get("shape"), item.get("parameters")
-    binary = isinstance(parameters, dict) and "binary_data_size" in parameters
-    if isinstance(shape, list) and all(type(size) is int for size in shape) and not binary:
-        item["shape"] = [min(size, 9) for size in shape]
 
 
 class Stranger:
@@ -199,7 +179,7 @@ class Stranger:
         else:
             shape = [draw.choice(_NUMBERS) for _ in range(draw.randrange(9))]
         del tensor.shape[:]
-        tensor.shape.extend(_harmless(shape))
+        tensor.shape.extend(spared(shape))
 
     def _content(self, request: Any, at: int) -> None:
         if at < len(request.raw_input_contents):
@@ -342,12 +322,12 @@ class Stranger:
             )
             shape = item.get("shape")
             if isinstance(shape, list) and all(type(size) is int for size in shape):
-                item["shape"] = _harmless(shape)
+                item["shape"] = spared(shape)
             if not isinstance(body.get("inputs"), list):
                 break
             body["inputs"] = [each for each in body["inputs"] if isinstance(each, dict)]
         for item in body.get("inputs") if isinstance(body.get("inputs"), list) else ():
-            _affordable(item)
+            spare(item)
         return self._post(path, body, data)
 
     def _http_bytes(self) -> str:

@@ -55,6 +55,24 @@ class Client:
         return self.send(control, id, **options)()
 
 
+def counting(model):
+    """Count what the model is asked to do."""
+    counts = {"embed": 0, "absorb": 0, "rollout": 0}
+
+    def watch(name):
+        method = getattr(model, name)
+
+        def called(*args, **kwargs):
+            counts[name] += 1
+            return method(*args, **kwargs)
+
+        setattr(model, name, called)
+
+    for name in counts:
+        watch(name)
+    return counts
+
+
 def clip(length, seed=0, size=32):
     """Frames (T, size, size, 3) of something that moves smoothly, different for each seed."""
     draw = np.random.default_rng(seed)
