@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from worldserve.agenda import Agenda
 from worldserve.background import Background, Urgency
 from worldserve.cold import TaskTemplates
 from worldserve.drawing import Drawing
-from worldserve.models.protocol import Checkpoint, Float, Pixels, Rendering
+from worldserve.models.protocol import Checkpoint, Float, Pixels
 from worldserve.opening import Turn
 from worldserve.rendering import draw
 from worldserve.scoring import Bench, Place, Scorer
@@ -27,16 +27,6 @@ _MOVED = 1e-3
 _APART = 0.02
 _AHEAD = 2  # steps of the hand
 _TYPICAL = 4  # controls of a task
-
-
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """How a question was asked, but for where and about what; see `Place`."""
-
-    horizon: int
-    seed: int
-    with_frames: bool
-    rendering: Rendering
 
 
 class Foresight:
@@ -58,30 +48,24 @@ class Foresight:
         self._templates = templates
         self._drawing = drawing
         self._hands: OrderedDict[bytes, Float] = OrderedDict()
-        self._habits: OrderedDict[bytes | str, _Asked] = OrderedDict()
+        # Where it asked last, and so in what way: each session, and each tenant.
+        self._asked: OrderedDict[bytes, Place] = OrderedDict()
+        self._tenants: OrderedDict[str, Place] = OrderedDict()
 
     def follow(self, place: Place, turn: Turn, task: str, key: bytes) -> None:
         """After a turn of the session `key`, which is at `place` now: queue what may be next."""
-        asked = _Asked(place.horizon, place.seed, place.with_frames, place.rendering)
-        # A session's own habits, and for one that has none yet those of its tenant.
-        _remember(self._habits, key, asked, _HANDS)
-        _remember(self._habits, turn.after.tenant, asked, _HANDS + _TENANTS)
+        _remember(self._asked, key, place, _HANDS)
+        _remember(self._tenants, turn.after.tenant, place, _TENANTS)
         self._queue(place, self._expected(turn, task, key), task, key)
 
     def shown(self, turn: Turn, key: bytes) -> None:
         """After frames that were shown, and nothing was asked: the next question is likely to be
-        about where the hand is now, and of the kind that was asked before."""
-        asked = self._habits.get(key) or self._habits.get(turn.after.tenant)
+        about where the hand is now, and of the kind that the session (or, if it is new, its tenant)
+        asked before."""
+        asked = self._asked.get(key) or self._tenants.get(turn.after.tenant)
         if asked is None or not is_held(turn.plan):
             return
-        place = Place(
-            session=turn.after,
-            conditioning=turn.conditioning,
-            horizon=asked.horizon,
-            seed=asked.seed,
-            rendering=asked.rendering,
-            with_frames=asked.with_frames,
-        )
+        place = replace(asked, session=turn.after, conditioning=turn.conditioning)
         _remember(self._hands, key, turn.plan[-1], _HANDS)
         self._agenda.left(key, place.space)
         self._queue(place, [turn.plan[-1]], "", key)

@@ -58,6 +58,14 @@ class Experience:
         self.remember(id, standing)
         return standing
 
+    def returned(self, id: bytes, size_bytes: int, cost_ms: float, now_s: float) -> Standing:
+        """The standing of a feature that was asked for and found where no standings are kept."""
+        before = self._known.get(id)
+        uses, importance = (0, 0.5) if before is None else (before.uses, before.importance)
+        standing = Standing(size_bytes, cost_ms, importance, now_s, uses + 1)
+        self.remember(id, standing)
+        return standing
+
     def used(self, held: Held[Any], now_s: float) -> None:
         """It was asked for: what that says of it, and of others like it."""
         standing = held.standing

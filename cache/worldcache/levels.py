@@ -170,7 +170,9 @@ class Levels:
             return None
         self._disk.touch(id)
         array, bound = restored
-        standing = Standing(array.nbytes, self._disk.cost_ms(id), 0.5, self._now(), 1)
+        cost_ms = self._disk.cost_ms(id)
+        with self._lock:
+            standing = self._experience.returned(id, array.nbytes, cost_ms, self._now())
         self._promote(id, array, bound, standing, "", bytes(16))
         return Found(array, "l3", bound)
 

@@ -141,6 +141,16 @@ def test_what_comes_back_is_remembered():
     assert experience.arrived(b"a", "k", 100, 1.0, 8.0).uses == 0
 
 
+def test_what_comes_back_from_disk_is_remembered():
+    """The disk keeps no standings: uses go on where they were, also over a second absence."""
+    experience = Experience()
+    standing = experience.arrived(b"a", "k", 100, 1.0, 0.0)
+    experience.used(Held(None, standing, "k", b""), 2.0)
+    assert experience.returned(b"a", 100, 1.0, 5.0).uses == 2
+    assert experience.returned(b"a", 100, 1.0, 6.0).uses == 3
+    assert experience.returned(b"unknown", 100, 1.0, 6.0).uses == 1
+
+
 def test_the_limit_cannot_be_passed():
     """A shelf takes nothing that does not fit, whoever asks."""
     shelf: Shelf[None] = Shelf(1_500, Weights())

@@ -107,6 +107,7 @@ def benchmark(
             "pace": "drained" if drain else "real",
             "hands": "+".join(path.stem for path in traces) or "none",
             "weights": served.digest,
+            "actions": _digest(sessions),
             **{key: value for key, value in model.items() if key != "weights_dir"},
         }
         plan = Plan(
@@ -124,6 +125,12 @@ def benchmark(
         _report(chosen, players, sessions, plan, out, settings, quick)
     except CtrlCacheError as error:
         raise SystemExit(f"benchmark: {error}") from error
+
+
+def _digest(sessions: list[Session]) -> str:
+    """Of what is played: another model of users goes on with nobody's sessions but its own."""
+    played = [(session.name, list(session.actions)) for session in sessions]
+    return hashlib.sha256(repr(played).encode()).hexdigest()[:8]
 
 
 def _names(given: list[str] | None, known: tuple[str, ...], what: str) -> list[str]:
