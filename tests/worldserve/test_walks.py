@@ -177,17 +177,21 @@ def test_forgetting_never_takes_what_the_present_needs(service, last):
         walk(service, program)
 
 
-def test_a_session_whose_frames_are_lost_is_told_so(service):
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [((0, 1), "frame [01] of the session is"), ((2,), "the session's last observed frame is")],
+)
+def test_a_session_whose_frames_are_lost_is_told_so(service, lost, named):
     """What was shown cannot be computed again: its session is refused by name, others go on."""
-    for id in ("lost", "well"):
-        service.ask(HELD, id, frames=FRAMES[:3] if id == "lost" else FRAMES[3:5], start=True)
+    service.ask(HELD, "lost", frames=FRAMES[:3], start=True)
+    service.ask(HELD, "well", frames=FRAMES[3:5], start=True)
     assert service.service.drain()
     session = service.service.sessions.load("", "lost")
-    contexts = [session.context_at(i) for i in range(3)]
+    contexts = [session.context_at(i) for i in lost]
     shown = [*map(frame_id, contexts), *map(tokens_id, contexts)]
     service.service._memory.hot.delete([*shown, *map(session.slice_at, range(2))])
     service.service._scheduler._engine._recall._ready.clear()
-    with pytest.raises(SessionNotFound, match="not in memory any more: begin a new session"):
+    with pytest.raises(SessionNotFound, match=f"{named} not in memory any more: begin a new"):
         service.ask(-HELD, "lost", cache="off")
     assert service.ask(-HELD, "well", cache="off", end=True)["EXACT"][0]
     assert service.ask(HELD, "lost", frames=FRAMES[:3], start=True, end=True)["EXACT"][0]
