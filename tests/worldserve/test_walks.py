@@ -188,8 +188,9 @@ def test_a_session_whose_frames_are_lost_is_told_so(service, lost, named):
     assert service.service.drain()
     session = service.service.sessions.load("", "lost")
     contexts = [session.context_at(i) for i in lost]
-    shown = [*map(frame_id, contexts), *map(tokens_id, contexts)]
-    service.service._memory.hot.delete([*shown, *map(session.slice_at, range(2))])
+    tokens = [tokens_id(session.context_at(i)) for i in (0, 1)]
+    computed = [*tokens, *map(session.slice_at, (0, 1))]
+    service.service._memory.hot.delete([*map(frame_id, contexts), *computed])
     service.service._scheduler._engine._recall._ready.clear()
     with pytest.raises(SessionNotFound, match=f"{named} not in memory any more: begin a new"):
         service.ask(-HELD, "lost", cache="off")
