@@ -179,7 +179,10 @@ def test_forgetting_never_takes_what_the_present_needs(service, last):
 
 @pytest.mark.parametrize(
     ("lost", "named"),
-    [((0, 1), "frame [01] of the session is"), ((2,), "the session's last observed frame is")],
+    [
+        ((0, 1), "frame [01] of the session is"),
+        ((2,), "(the session's last observed frame|frame 2 of the session) is"),
+    ],
 )
 def test_a_session_whose_frames_are_lost_is_told_so(service, lost, named):
     """What was shown cannot be computed again: its session is refused by name, others go on."""
